@@ -24,7 +24,7 @@ F = np.float32
 
 
 @njit(cache=True, error_model="numpy")
-def plain_dot(a, b):  # type: ignore[no-untyped-def]
+def plain_dot(a, b):
     """a . b in 32 chains."""
     chains = np.zeros(32, np.float32)
     for i in range(a.size):
@@ -38,7 +38,7 @@ def plain_dot(a, b):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def plain(q, k, v, e, rate, out, states):  # type: ignore[no-untyped-def]
+def plain(q, k, v, e, rate, out, states):
     """M = M * e; u = (v - M k) * rate; M = M + u k^T; out = M q: q, k, v, out [n, d], e, rate [n], states [n / 16, d, d]."""
     n, d = v.shape
     state = np.zeros((d, d), np.float32)

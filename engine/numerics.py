@@ -32,39 +32,39 @@ u64 = np.uint64
 
 
 @intrinsic
-def fma(typingctx, a, b, c):  # type: ignore[no-untyped-def]
+def fma(typingctx, a, b, c):
     """``a * b + c`` with a single rounding (IEEE 754 fusedMultiplyAdd, float32)."""
     signature = types.float32(types.float32, types.float32, types.float32)
     return signature, lambda context, builder, sig, args: builder.fma(*args)
 
 
 @intrinsic
-def float_bits(typingctx, x):  # type: ignore[no-untyped-def]
+def float_bits(typingctx, x):
     """The 32 bits of a float32 as int32."""
     return types.int32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
 
 
 @intrinsic
-def bits_float(typingctx, i):  # type: ignore[no-untyped-def]
+def bits_float(typingctx, i):
     """The float32 that has these 32 bits."""
     return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
 
 
 @intrinsic
-def half_to_float(typingctx, h):  # type: ignore[no-untyped-def]
+def half_to_float(typingctx, h):
     """Convert float16, given as its 16 bits (uint16), to float32, exactly."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), codegen
 
 
 @intrinsic
-def float_to_half(typingctx, x):  # type: ignore[no-untyped-def]
+def float_to_half(typingctx, x):
     """Convert float32 to float16 bits (uint16), rounding to nearest, ties to even."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
 
     return types.uint16(types.float32), codegen
@@ -76,19 +76,19 @@ _NOTHING = f32(0.0)
 
 
 @njit(cache=True, error_model="numpy")
-def unless_overflow(x, y):  # type: ignore[no-untyped-def]
+def unless_overflow(x, y):
     """y, or NaN where x is infinite or NaN.  y keeps its bits, unless it is -0 and x is 0 or positive."""
     return fma(x, _NOTHING, y)
 
 
 @njit(cache=True, error_model="numpy")
-def finite(x):  # type: ignore[no-untyped-def]
+def finite(x):
     """x, or NaN where it is infinite."""
     return fma(x, _NOTHING, x)
 
 
 @njit(cache=True, error_model="numpy")
-def inverse_root(total, n, eps):  # type: ignore[no-untyped-def]
+def inverse_root(total, n, eps):
     """1 / sqrt(total / n + eps), the factor of a row with this sum of squares; NaN, not 0, where the sum has overflowed."""
     return unless_overflow(total, f32(1.0) / f32(math.sqrt(f32(total / n + eps))))
 
@@ -99,7 +99,7 @@ _HALF_NAN = np.uint16(0x7E00)
 
 
 @njit(cache=True, error_model="numpy")
-def stored_half(x):  # type: ignore[no-untyped-def]
+def stored_half(x):
     """The float16 of x as its bits (uint16), to be stored in a cache: NaN where x is NaN or too large.
 
     A score of an infinite key may be -inf, whose weight is 0: nothing would show that the key has been lost."""
@@ -114,7 +114,7 @@ _ROUND_BITS = i32(0x4B400000)
 
 
 @njit(cache=True, error_model="numpy")
-def round_product(x, y):  # type: ignore[no-untyped-def]
+def round_product(x, y):
     """``x * y`` rounded once to the nearest integer, ties to even, as int32; needs ``|x * y| < 2**22``."""
     return i32(float_bits(fma(x, y, _ROUND)) - _ROUND_BITS)
 
@@ -127,7 +127,7 @@ _MANTISSA = i32(0x7FFFFF)
 
 
 @njit(cache=True, error_model="numpy")
-def scale_exponent(most, largest):  # type: ignore[no-untyped-def]
+def scale_exponent(most, largest):
     """The biased exponent (of float32) of the smallest power of two s for which ``most`` <= s * ``largest``: both positive
     and normal, and the result, too."""
     a, b = float_bits(most), float_bits(largest)
@@ -136,7 +136,7 @@ def scale_exponent(most, largest):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def round_to_bits(x, exponent, kept, least):  # type: ignore[no-untyped-def]
+def round_to_bits(x, exponent, kept, least):
     """x rounded to the nearest s * v, ties to even: v a float with ``kept`` bits of mantissa whose smallest normal magnitude
     is 2**``least``, s the power of two with this biased ``exponent``.
 
@@ -170,7 +170,7 @@ _HALF = f32(0.5)
 
 
 @njit(cache=True, error_model="numpy")
-def exp(x):  # type: ignore[no-untyped-def]
+def exp(x):
     """e**x, error below 1.1 ulp; 0 for x < -87 (no subnormal results), inf above 88.7228; exp(0) is exactly 1.
 
     x = n ln 2 + r with |r| <= ln 2 / 2, then a degree-7 Taylor-like polynomial in r (Cephes ``expf``
@@ -203,7 +203,7 @@ _MINUS_ZERO = f32(-0.0)
 
 
 @njit(cache=True, error_model="numpy")
-def exp2(x):  # type: ignore[no-untyped-def]
+def exp2(x):
     """2**x for x <= 0, error below 2 ulp; 0 for x < -125 (no subnormal results); exp2(0) is exactly 1.
 
     x = n + r with |r| <= 1/2, then a polynomial in r that minimizes the relative error, times 2**n: an exact product which,
@@ -224,7 +224,7 @@ def exp2(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def log(x):  # type: ignore[no-untyped-def]
+def log(x):
     """Natural logarithm of a positive, normal x, error below 1.5 ulp; -inf at 0 and below 2**-126; log(1) is 0.
 
     x = 2**e m with sqrt(1/2) <= m < sqrt(2), then the Cephes ``logf`` polynomial in m - 1.
@@ -261,7 +261,7 @@ def log(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def log1p(x):  # type: ignore[no-untyped-def]
+def log1p(x):
     """log(1 + x) for finite x > -1, error below 2.5 ulp, even for small x: log(u) x / (u - 1) with u = 1 + x (Kahan)."""
     u = _ONE + x
     if u == _ONE:
@@ -273,19 +273,19 @@ def log1p(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):
     """1 / (1 + e**-x); NaN where x is infinite."""
     return _ONE / (unless_overflow(x, _ONE) + exp(-x))
 
 
 @njit(cache=True, error_model="numpy")
-def silu(x):  # type: ignore[no-untyped-def]
+def silu(x):
     """x sigmoid(x) (Elfwing et al. 2017), error below 2.5 ulp; inf at inf, NaN at -inf."""
     return x / (_ONE + exp(-x))
 
 
 @njit(cache=True, error_model="numpy")
-def softplus(x):  # type: ignore[no-untyped-def]
+def softplus(x):
     """log(1 + e**x), x itself above 20, NaN at -inf, error below 3 ulp; like :func:`log1p`, it must not be added to."""
     if x > f32(20.0):
         return x
@@ -293,14 +293,14 @@ def softplus(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def decay_of(a, x):  # type: ignore[no-untyped-def]
+def decay_of(a, x):
     """e**(a softplus(x)), the factor by which the state of a gated delta net decays; NaN where the exponent is not finite."""
     z = a * softplus(x)
     return unless_overflow(z, exp(z))
 
 
 @njit(cache=True, error_model="numpy")
-def gelu(x):  # type: ignore[no-untyped-def]
+def gelu(x):
     """The tanh form of GELU (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh u) = x sigmoid(2u),
     u = sqrt(2/pi) (x + 0.044715 x**3); inf at inf, NaN at -inf."""
     two_u = f32(1.5957691216057308) * x * fma(f32(0.044715) * x, x, _ONE)
@@ -308,7 +308,7 @@ def gelu(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def tanh(x):  # type: ignore[no-untyped-def]
+def tanh(x):
     """Hyperbolic tangent, odd, error below 1.5 ulp: 1 - 2 / (1 + e**2|x|) with the sign of x away from 0, an odd
     polynomial (Cephes ``tanhf``) for |x| < 0.625; NaN where x is infinite."""
     magnitude = abs(x)
@@ -325,13 +325,13 @@ def tanh(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def softcap(x, cap):  # type: ignore[no-untyped-def]
+def softcap(x, cap):
     """cap tanh(x / cap): Gemma's bound on logits."""
     return cap * tanh(x / cap)
 
 
 @njit(cache=True, error_model="numpy")
-def expm1(x):  # type: ignore[no-untyped-def]
+def expm1(x):
     """e**x - 1, error below 2 ulp, even for small x; -1 below -25, inf above 88.7228; may be added to.
 
     x = n ln 2 + r and the polynomial p = e**r - 1 as in :func:`exp`; then 2**n p + (2**n - 1), computed with half of 2**n,
@@ -364,65 +364,65 @@ def expm1(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def at_most(x, limit):  # type: ignore[no-untyped-def]
+def at_most(x, limit):
     """The smaller one of x and limit > 0; NaN where x is not finite."""
     limit = unless_overflow(x, limit)
     return x if x < limit else limit
 
 
 @njit(cache=True, error_model="numpy")
-def clamp(x, limit):  # type: ignore[no-untyped-def]
+def clamp(x, limit):
     """The number of [-limit, limit], limit > 0, nearest to x; NaN where x is not finite."""
     x = at_most(x, limit)
     return -limit if x < -limit else x
 
 
 @njit(cache=True, error_model="numpy")
-def rectified(x):  # type: ignore[no-untyped-def]
+def rectified(x):
     """max(x, 0); NaN where x is NaN or -inf."""
     return x if x > _ZERO else unless_overflow(x, _ZERO)
 
 
 @njit(cache=True, error_model="numpy")
-def swiglu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def swiglu(g, u, a, b, c, d):
     """silu(g) u (Shazeer 2020)."""
     return silu(g) * u
 
 
 @njit(cache=True, error_model="numpy")
-def geglu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def geglu(g, u, a, b, c, d):
     """gelu(g) u, gelu in its tanh form (Shazeer 2020)."""
     return gelu(g) * u
 
 
 @njit(cache=True, error_model="numpy")
-def swiglu_oai(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def swiglu_oai(g, u, a, b, c, d):
     """x sigmoid(b x) (1 + clamp(u, a)), x = min(g, a): a limit and a slope (gpt-oss)."""
     x = at_most(g, a)
     return x / (_ONE + exp(-(b * x))) * (clamp(u, a) + _ONE)
 
 
 @njit(cache=True, error_model="numpy")
-def swiglu_clamped(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def swiglu_clamped(g, u, a, b, c, d):
     """silu(min(g, a)) clamp(u, a): a limit before silu (DeepSeek-V4)."""
     return silu(at_most(g, a)) * clamp(u, a)
 
 
 @njit(cache=True, error_model="numpy")
-def swiglu_limited(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def swiglu_limited(g, u, a, b, c, d):
     """min(silu(g), a) clamp(u, a): a limit after silu (Step-3.5)."""
     return at_most(silu(g), a) * clamp(u, a)
 
 
 @njit(cache=True, error_model="numpy")
-def relu2(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def relu2(g, u, a, b, c, d):
     """max(u, 0)**2, without a gate (So et al. 2021)."""
     x = rectified(u)
     return x * x
 
 
 @njit(cache=True, error_model="numpy")
-def xielu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+def xielu(g, u, a, b, c, d):
     """a u**2 + c u where u > 0, else b (expm1(min(u, d)) - u) + c u, without a gate (Huang and Schlag 2024)."""
     linear = c * u
     if u > _ZERO:
@@ -446,7 +446,7 @@ ACTIVATIONS = {
 
 
 @njit(cache=True)
-def mix64(z):  # type: ignore[no-untyped-def]
+def mix64(z):
     """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits that diffuses them."""
     z = (z ^ (z >> u64(30))) * u64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> u64(27))) * u64(0x94D049BB133111EB)
@@ -454,7 +454,7 @@ def mix64(z):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def uniform(seed, position, token):  # type: ignore[no-untyped-def]
+def uniform(seed, position, token):
     """A float32 in [2**-32, 1 - 2**-24] that is a function of (seed uint64, position, token) and nothing else."""
     key = mix64(u64(seed) + (u64(position) + u64(1)) * u64(0x9E3779B97F4A7C15))
     bits = mix64(key + (u64(token) + u64(1)) * u64(0x9E3779B97F4A7C15)) >> u64(32)
@@ -464,7 +464,7 @@ def uniform(seed, position, token):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def gumbel(seed, position, token):  # type: ignore[no-untyped-def]
+def gumbel(seed, position, token):
     """Standard Gumbel noise, -log E with E = -log(1 - v) exponential: argmax(logit / T + noise) is a sample of
     softmax(logit / T) (Gumbel 1954; Maddison et al. 2014), the same one on every device and path."""
     return -log(-log1p(-uniform(seed, position, token)))

@@ -170,7 +170,7 @@ def test_a_fork_waits_while_another_thread_compiles() -> None:
                 threading.Event().wait(0.01)
 
     @njit
-    def twice(x):  # type: ignore[no-untyped-def]
+    def twice(x):
         return x + x
 
     thread = threading.Thread(target=stay)

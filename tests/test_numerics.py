@@ -23,7 +23,7 @@ def mapped(f: Callable[..., Any], dtype: type = np.float32) -> Callable[..., Arr
     """f applied to each element of an array, compiled as the engine's own loops are."""
 
     @njit(error_model="numpy")
-    def loop(x, y):  # type: ignore[no-untyped-def]
+    def loop(x, y):
         for i in range(x.size):
             y[i] = f(x[i])
 
@@ -203,7 +203,7 @@ def test_what_is_not_finite_passes_no_activation(name: str) -> None:
     of, (a, b, c, d) = numerics.ACTIVATIONS[name], np.array([7.0, 1.702, 0.5, 0.25], np.float32)
 
     @njit(error_model="numpy")
-    def one(g, u):  # type: ignore[no-untyped-def]
+    def one(g, u):
         return of(g, u, a, b, c, d)
 
     for bad in (INF, -INF, NAN):
@@ -317,17 +317,17 @@ def test_bit_casts() -> None:
 
 
 @njit
-def bits_of(x):  # type: ignore[no-untyped-def]
+def bits_of(x):
     return numerics.float_bits(x)
 
 
 @njit
-def float_of(bits):  # type: ignore[no-untyped-def]
+def float_of(bits):
     return numerics.bits_float(bits)
 
 
 @njit
-def fused(a, b, c):  # type: ignore[no-untyped-def]
+def fused(a, b, c):
     return numerics.fma(a, b, c)
 
 
@@ -407,7 +407,7 @@ def test_uniform_equals_integer_arithmetic(seed: int, position: int, token: int)
 
 
 @njit
-def noise(function, seed, positions, tokens):  # type: ignore[no-untyped-def]
+def noise(function, seed, positions, tokens):
     y = np.empty((positions, tokens), np.float32)
     for i in range(positions):
         for j in range(tokens):

@@ -100,3 +100,26 @@ def test_loggers_are_named_like_the_distribution() -> None:
                 named.setdefault(name.partition(".")[0], set()).add(module)
     assert len(named.pop("bitmirror")) > 10
     assert named == {"huggingface_hub": {"engine.hub.repository"}}
+
+
+def untyped(module: str) -> Iterator[ast.FunctionDef]:
+    """The functions of a module without types, but for compiled ones, which have a decorator, and those within others, which
+    compiled ones are made of."""
+
+    def visit(node: ast.AST, within: bool) -> Iterator[ast.FunctionDef]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef):
+                arguments = [*child.args.posonlyargs, *child.args.args, *child.args.kwonlyargs]
+                typed = child.returns is not None or any(argument.annotation for argument in arguments)
+                if not (typed or within or (child.decorator_list and isinstance(node, ast.Module))):
+                    yield child
+            yield from visit(child, within or isinstance(child, ast.FunctionDef))
+
+    yield from visit(ast.parse(MODULES[module].read_text(encoding="utf-8")), False)
+
+
+def test_only_compiled_functions_have_no_types() -> None:
+    """mypy allows functions without types in the rooms of kernels."""
+    assert {
+        module: [f"{f.lineno}: {f.name}" for f in untyped(module)] for module in MODULES if any(untyped(module))
+    } == {}

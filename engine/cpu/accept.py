@@ -39,7 +39,7 @@ _ONE = f32(1.0)
 
 
 @njit(cache=True, error_model="numpy")
-def probabilities(values, n, temperature, out, partial):  # type: ignore[no-untyped-def]
+def probabilities(values, n, temperature, out, partial):
     """``out[:n]`` = softmax(values[:n] / temperature), n > 0, as exp((value - largest) / temperature) / total.
 
     values: the logits of a list of candidates (``Sampler.candidates``); partial: float32 [ceil(n / 256)].
@@ -53,7 +53,7 @@ def probabilities(values, n, temperature, out, partial):  # type: ignore[no-unty
 
 
 @njit(cache=True, error_model="numpy")
-def probability_of(x, ids, p, n):  # type: ignore[no-untyped-def]
+def probability_of(x, ids, p, n):
     """p of token x; 0 if it is not on the list."""
     for i in range(n):
         if ids[i] == x:
@@ -62,7 +62,7 @@ def probability_of(x, ids, p, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def accept_ratio(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ignore[no-untyped-def]
+def accept_ratio(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):
     """(whether draft x is kept, the token for ``position``); n_p > 0; n_q = 0 for a draft that was not drawn."""
     q_x = probability_of(x, q_ids, q, n_q) if n_q > 0 else _ONE
     if uniform(u64(seed) ^ ACCEPT_SEED, position, x) * q_x < probability_of(x, p_ids, p, n_p):
@@ -71,7 +71,7 @@ def accept_ratio(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: igno
 
 
 @njit(cache=True, error_model="numpy")
-def resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ignore[no-untyped-def]
+def resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):
     """The token that replaces the rejected draft x: a draw from max(p - q, 0), or from p if rounding leaves nothing of
     max(p - q, 0); ties go to the lower id."""
     # q by token, up to the largest id: searching one list for each entry of another as long as a vocabulary is too slow.
@@ -97,7 +97,7 @@ def resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ignore[n
 
 
 @njit(cache=True, error_model="numpy")
-def accept_p_min(p_ids, p, n_p, x, drawn, p_accept):  # type: ignore[no-untyped-def]
+def accept_p_min(p_ids, p, n_p, x, drawn, p_accept):
     """(whether draft x is kept, the token); ``drawn``: the token the target has drawn; p_accept float32: the bound."""
     if x == drawn or probability_of(x, p_ids, p, n_p) >= p_accept:
         return True, i64(x)

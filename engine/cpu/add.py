@@ -13,7 +13,7 @@ from engine.numerics import fma
 
 
 @njit(cache=True, error_model="numpy")
-def add(x, y, z, first, last):  # type: ignore[no-untyped-def]
+def add(x, y, z, first, last):
     """z = x + y, elements [first, last); all float32 [n]."""
     a, b, c = x[first:last], y[first:last], z[first:last]
     for i in range(c.size):  # a loop from 0 becomes vector operations
@@ -21,7 +21,7 @@ def add(x, y, z, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def add_bias(x, bias, z, first, last):  # type: ignore[no-untyped-def]
+def add_bias(x, bias, z, first, last):
     """z = x + bias for the rows [first, last): x, z float32 [rows, n], bias float32 [n]."""
     for t in range(first, last):
         for i in range(bias.size):
@@ -29,7 +29,7 @@ def add_bias(x, bias, z, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def add_scaled(x, y, scale, z, first, last):  # type: ignore[no-untyped-def]
+def add_scaled(x, y, scale, z, first, last):
     """z = x + scale * y for the rows [first, last): x, z float32 [rows, n], y float32 [rows, n] or [1, n]."""
     for t in range(first, last):
         a, b, c = x[t], y[t if y.shape[0] > 1 else 0], z[t]
@@ -38,7 +38,7 @@ def add_scaled(x, y, scale, z, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def scale(x, factor, z, first, last):  # type: ignore[no-untyped-def]
+def scale(x, factor, z, first, last):
     """z = x * factor, elements [first, last); all float32 [n]."""
     a, c = x[first:last], z[first:last]
     for i in range(c.size):

@@ -42,7 +42,7 @@ i64 = np.int64
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, sequences, table, by_position, memory, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, by_position, memory, first, last):
     """Store keys or values (``by_position``) x float32 [rows, n_head_kv, d] at positions int32 [rows] of the sequences in
     slots int32 [rows], in ``memory`` [n_head_kv, pages, d, 64] or [n_head_kv, pages, 64, d], float32 or uint16 for the bits
     of float16; NaN where it is not finite, or too large.  An item is a pair of a row and a head, row by row."""
@@ -64,14 +64,14 @@ def append(x, positions, sequences, table, by_position, memory, first, last):  #
 
 
 @njit(cache=True)
-def row_and_head(item, rows, of_head):  # type: ignore[no-untyped-def]
+def row_and_head(item, rows, of_head):
     """The row and the head of an item."""
     t = item // of_head
     return t % rows, t // rows * of_head + item % of_head
 
 
 @njit(cache=True)
-def end_of_run(item, sequences, of_head):  # type: ignore[no-untyped-def]
+def end_of_run(item, sequences, of_head):
     """The end of the items from ``item`` on that read the same keys: those of one head of keys and of one sequence."""
     t = end = item // of_head % sequences.size
     while end < sequences.size and sequences[end] == sequences[t]:
@@ -83,19 +83,19 @@ def end_of_run(item, sequences, of_head):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def first_visible(position, window):  # type: ignore[no-untyped-def]
+def first_visible(position, window):
     """The first position that the row at ``position`` sees."""
     return max(0, position - window + 1) if window > 0 else 0
 
 
 @njit(cache=True)
-def visible(chunk, position, window):  # type: ignore[no-untyped-def]
+def visible(chunk, position, window):
     """The lanes [first, last) of a chunk that the row at ``position`` sees; none if last <= first."""
     return max(0, first_visible(position, window) - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
 
 
 @njit(cache=True)
-def rows_that_see(chunk, positions, at, end, window, lanes):  # type: ignore[no-untyped-def]
+def rows_that_see(chunk, positions, at, end, window, lanes):
     """Write the lanes [first, last) of a chunk that items at ``positions`` int64 [items] see to lanes int64 [4, 2], from item
     ``at`` on; returns how many items these are: at most 4, before ``end`` and before the first that sees none."""
     n = 0
@@ -108,7 +108,7 @@ def rows_that_see(chunk, positions, at, end, window, lanes):  # type: ignore[no-
 
 
 @njit(cache=True, error_model="numpy")
-def weigh(p, first, last):  # type: ignore[no-untyped-def]
+def weigh(p, first, last):
     """Turn scores p [64] into exp(p - maximum) in place, 0 outside the lanes [first, last); returns the maximum."""
     m = hide(p, first, last)
     for j in range(CHUNK):
@@ -128,7 +128,7 @@ def weighted_values(half: bool) -> Callable[..., None]:
     add = add_weighted(half)
 
     @njit(error_model="numpy")
-    def weighted_values(p, n, lanes, values, j, d_v, o):  # type: ignore[no-untyped-def]
+    def weighted_values(p, n, lanes, values, j, d_v, o):
         first, last = lanes[0, 0], lanes[0, 1]
         for r in range(1, n):
             first, last = max(first, lanes[r, 0]), min(last, lanes[r, 1])
@@ -152,7 +152,7 @@ def weighted_values(half: bool) -> Callable[..., None]:
 
 
 @njit(cache=True, error_model="numpy")
-def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
+def join(maximum, total, m, weight, o, out):
     """Join a chunk, or a group, to those before it: out = out * a + o * b; returns the maximum and the sum over all."""
     joined = max(maximum, m)
     a = exp(maximum - joined)
@@ -163,7 +163,7 @@ def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def begin(sums, out, of_head, first, stop):  # type: ignore[no-untyped-def]
+def begin(sums, out, of_head, first, stop):
     """Nothing has been joined for items [first, stop).  Row item - first of sums float32 [.., 4]: maximum and sum of the
     groups so far, and of the chunks so far of the current group; out holds the weighted values of the groups."""
     rows = out.shape[0]
@@ -176,7 +176,7 @@ def begin(sums, out, of_head, first, stop):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def join_groups(sums, inner, out, of_head, first, stop):  # type: ignore[no-untyped-def]
+def join_groups(sums, inner, out, of_head, first, stop):
     """Join the current group of items [first, stop) to those before it, and begin the next one; inner float32 [.., d_v]: the
     group's weighted values."""
     rows = out.shape[0]
@@ -191,7 +191,7 @@ def join_groups(sums, inner, out, of_head, first, stop):  # type: ignore[no-unty
 
 
 @njit(cache=True, error_model="numpy")
-def join_sink(maximum, total, sink, out):  # type: ignore[no-untyped-def]
+def join_sink(maximum, total, sink, out):
     """Join a sink to all chunks: out = out * a; returns the sum over all of them and the sink."""
     joined = max(maximum, sink)
     a = exp(maximum - joined)
@@ -201,7 +201,7 @@ def join_sink(maximum, total, sink, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def finish(sums, sinks, out, of_head, first, stop):  # type: ignore[no-untyped-def]
+def finish(sums, sinks, out, of_head, first, stop):
     """Join the sinks, if there are any, and divide by the sums."""
     rows = out.shape[0]
     for item in range(first, stop):
@@ -231,20 +231,20 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
     if v_bits < 16:
 
         @njit(error_model="numpy")
-        def read_values(values, g, c, scratch):  # type: ignore[no-untyped-def]
+        def read_values(values, g, c, scratch):
             quantized_cache.unpack_values(values[g, c], v_bits, scratch)
             return scratch, 0
 
     else:
 
         @njit(error_model="numpy")
-        def read_values(values, g, c, scratch):  # type: ignore[no-untyped-def]
+        def read_values(values, g, c, scratch):
             return values, (g * values.shape[1] + c) * values.shape[2] * (32 // v_bits)
 
     if k_bits < 16:
 
         @njit(error_model="numpy")
-        def read_keys(keys, g, c, scratch, dk):  # type: ignore[no-untyped-def]
+        def read_keys(keys, g, c, scratch, dk):
             quantized_cache.unpack_keys(keys[g, c], k_bits, dk, scratch)
             return scratch, 0
 
@@ -252,16 +252,16 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
     add = add_weighted(k_bits == 16)
 
     @njit(error_model="numpy")
-    def query(q, integers, scales, scale, t, h, queries, dq, at):  # type: ignore[no-untyped-def]
+    def query(q, integers, scales, scale, t, h, queries, dq, at):
         for i in range(q.shape[2]):
             queries[at, i] = q[t, h, i] * scale
 
     @njit(error_model="numpy")
-    def read_plain_keys(keys, g, c, scratch, dk):  # type: ignore[no-untyped-def]
+    def read_plain_keys(keys, g, c, scratch, dk):
         return keys, (g * keys.shape[1] + c) * keys.shape[2] * (32 // k_bits)
 
     @njit(error_model="numpy")
-    def scores(queries, dq, at, rows, keys, j, dk, dots, p):  # type: ignore[no-untyped-def]
+    def scores(queries, dq, at, rows, keys, j, dk, dots, p):
         clear(p, rows * CHUNK)
         d, lanes = queries.shape[1], i64(CHUNK)
         add(queries, at * d, d, rows, d, keys, j, lanes, lanes, p, i64(0), lanes)
@@ -285,7 +285,7 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
     k_quantized, v_quantized = k_bits < 16, v_bits < 16
 
     @njit(error_model="numpy")
-    def attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
+    def attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, out, first, last):
         rows, n_head, d_k = q.shape
         of_head, d_v = n_head // keys.shape[0], out.shape[2]
         blocks = d_k // BLOCK if k_quantized else 0

@@ -23,7 +23,7 @@ RUN = 1 << 16
 
 
 @njit(cache=True)
-def sum_of(data):  # type: ignore[no-untyped-def]
+def sum_of(data):
     """The sum of data uint64 [n]: with integers the compiler may add in any order, as wide as the machine can."""
     total = np.uint64(0)
     for i in range(data.size):
@@ -32,7 +32,7 @@ def sum_of(data):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def read_sums(data, parts, first, last):  # type: ignore[no-untyped-def]
+def read_sums(data, parts, first, last):
     """parts [c] = the sum of the c-th run of data uint64 [n], for the runs [first, last); parts uint64."""
     step = (data.size + parts.size - 1) // parts.size
     for c in range(first, last):

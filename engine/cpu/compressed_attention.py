@@ -43,7 +43,7 @@ LANES = 16
 
 
 @njit(cache=True)
-def append(x, positions, sequences, table, latents, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, latents, first, last):
     """Store latents x float32 [rows, d] at their positions int32 [rows], for the rows [first, last)."""
     d = x.shape[1]
     for t in range(first, last):
@@ -56,7 +56,7 @@ def append(x, positions, sequences, table, latents, first, last):  # type: ignor
 
 
 @njit(cache=True)
-def widen(x, out):  # type: ignore[no-untyped-def]
+def widen(x, out):
     """out = x as float32: float32, or the bits of float16."""
     for i in range(out.size):
         if x.itemsize == 2:
@@ -71,7 +71,7 @@ def attend(group: int = GROUP) -> Any:
     add = add_weighted(False)
 
     @njit(error_model="numpy")
-    def one_chunk(queries, n, x, a, b, scores, p, o, sums, inner):  # type: ignore[no-untyped-def]
+    def one_chunk(queries, n, x, a, b, scores, p, o, sums, inner):
         """Join lanes [a, b) of a chunk x [64, d] to the current group of n heads: queries [d, width], transposed; scores [64,
         width], p [HEADS, 64] and o [HEADS, d] are scratch; sums [HEADS, 4], inner [HEADS, d]."""
         d, width = queries.shape
@@ -97,7 +97,7 @@ def attend(group: int = GROUP) -> Any:
             h += rows
 
     @njit(error_model="numpy")
-    def end_group(n, sums, inner, out):  # type: ignore[no-untyped-def]
+    def end_group(n, sums, inner, out):
         """Join the current group to those before it, and begin the next one."""
         for h in range(n):
             own = sums[h]
@@ -108,7 +108,7 @@ def attend(group: int = GROUP) -> Any:
             inner[h, :] = f32(0.0)
 
     @njit(error_model="numpy")
-    def attend(  # type: ignore[no-untyped-def]
+    def attend(
         q,
         latents,
         table,

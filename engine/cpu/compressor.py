@@ -31,7 +31,7 @@ f32 = np.float32
 
 
 @njit(cache=True, error_model="numpy")
-def weigh_token(values, scores, ape, most, total, x, begins):  # type: ignore[no-untyped-def]
+def weigh_token(values, scores, ape, most, total, x, begins):
     """One of two passes over the tokens of a row.  ``begins``: raise most [d] to the scores; else add the token's weights to
     total [d] and its weighted values to x [d]."""
     if begins:
@@ -45,7 +45,7 @@ def weigh_token(values, scores, ape, most, total, x, begins):  # type: ignore[no
 
 
 @njit(cache=True)
-def completed(positions, sequences, ratio, t):  # type: ignore[no-untyped-def]
+def completed(positions, sequences, ratio, t):
     """The block that row t of a pass completes; -1 if it completes none, or is a copy of the row before it."""
     position = positions[t]
     if (position + 1) % ratio != 0:
@@ -56,7 +56,7 @@ def completed(positions, sequences, ratio, t):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def compress(  # type: ignore[no-untyped-def]
+def compress(
     values,
     scores,
     ape,
@@ -117,7 +117,7 @@ def compress(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def keep(values, scores, positions, sequences, pending, first, last):  # type: ignore[no-untyped-def]
+def keep(values, scores, positions, sequences, pending, first, last):
     """Store values and scores of the rows [first, last), as far as the ring holds them, when all rows have been made."""
     rows, length = values.shape[0], pending.shape[1]
     for t in range(first, last):

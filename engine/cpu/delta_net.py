@@ -51,20 +51,20 @@ FEW = 3
 
 
 @njit(forceinline=True, error_model="numpy")
-def _follows(positions, sequences, t, n):  # type: ignore[no-untyped-def]
+def _follows(positions, sequences, t, n):
     """Whether row t is n positions after the row before it, in the same sequence."""
     return t > 0 and sequences[t] == sequences[t - 1] and positions[t] == positions[t - 1] + n
 
 
 @njit(forceinline=True, error_model="numpy")
-def _overwritten(positions, sequences, t, length):  # type: ignore[no-untyped-def]
+def _overwritten(positions, sequences, t, length):
     """Whether the run of row t stores a later row in its place of a ring."""
     later = t + length
     return later < positions.size and sequences[later] == sequences[t] and positions[later] == positions[t] + length
 
 
 @njit(cache=True, error_model="numpy")
-def causal_conv(x, positions, sequences, weight, ring, y, first, last):  # type: ignore[no-untyped-def]
+def causal_conv(x, positions, sequences, weight, ring, y, first, last):
     """y = silu of the convolution of x with the earlier rows of its run and, before them, those that ``ring`` holds; then x
     is stored there too.  For the blocks [first, last) of 64 channels."""
     rows, channels = x.shape
@@ -99,7 +99,7 @@ def causal_conv(x, positions, sequences, weight, ring, y, first, last):  # type:
 
 
 @njit(cache=True, error_model="numpy")
-def l2_norm(y, heads, d, eps, scale, first, last):  # type: ignore[no-untyped-def]
+def l2_norm(y, heads, d, eps, scale, first, last):
     """Normalize the queries and the keys, the first 2 * heads runs of d channels of each row of y [rows, C], in place: times
     1 / sqrt(sum(y^2) + eps), and queries then times ``scale``.  Item: row * 2 * heads + run."""
     chains = np.empty(NORM_CHAINS, np.float32)
@@ -113,7 +113,7 @@ def l2_norm(y, heads, d, eps, scale, first, last):  # type: ignore[no-untyped-de
 
 
 @njit(forceinline=True, error_model="numpy")
-def _fold_dot(chains):  # type: ignore[no-untyped-def]
+def _fold_dot(chains):
     """The sum of 32 chains: first each four neighbours, then the halving tree."""
     for g in range(DOT_CHAINS // 4):
         chains[g] = (chains[4 * g] + chains[4 * g + 2]) + (chains[4 * g + 1] + chains[4 * g + 3])
@@ -121,7 +121,7 @@ def _fold_dot(chains):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def dots(rows, k, q, t, products, chains):  # type: ignore[no-untyped-def]
+def dots(rows, k, q, t, products, chains):
     """products[j, t] = rows[j] . k, products[j, 16 + t] = rows[j] . q: rows [n, d], k, q [d]; chains [2, 32] is scratch."""
     n, d = rows.shape
     of_key, of_query = chains[0], chains[1]
@@ -139,7 +139,7 @@ def dots(rows, k, q, t, products, chains):  # type: ignore[no-untyped-def]
 
 
 @njit(forceinline=True, error_model="numpy")
-def _all_dots(rows, x, products, sums, n_runs):  # type: ignore[no-untyped-def]
+def _all_dots(rows, x, products, sums, n_runs):
     for j in range(rows.shape[0]):
         for g in range(DOT_CHAINS // 4):
             for t in range(2 * SPAN):
@@ -158,7 +158,7 @@ def _all_dots(rows, x, products, sums, n_runs):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def all_dots(rows, x, products, sums):  # type: ignore[no-untyped-def]
+def all_dots(rows, x, products, sums):
     """products[j, t] = rows[j] . x[:, t], those of a row side by side: rows [n, d], x [d, 32]; sums [8, 32] is scratch."""
     if rows.shape[1] == 4 * DOT_CHAINS:
         # The usual number of runs, as a constant: the loop over them is unrolled, and the one around it becomes vectors.
@@ -168,7 +168,7 @@ def all_dots(rows, x, products, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def couple(e, products, at, end, weights, decayed, left):  # type: ignore[no-untyped-def]
+def couple(e, products, at, end, weights, decayed, left):
     """How tokens of a chunk act on the tokens [at, end): weights[0, i, t] = D_it * c_it, weights[1, i, t] = D_it * s_it, with
     products [end, 32] = c, s; decayed[t] = G_t and left[i] = D_i,end-1.  e [end]: the decays."""
     total = f32(1.0)
@@ -187,7 +187,7 @@ def couple(e, products, at, end, weights, decayed, left):  # type: ignore[no-unt
 
 
 @njit(forceinline=True, error_model="numpy")
-def _add_tokens(x, weights, t, deltas, base, h, n):  # type: ignore[no-untyped-def]
+def _add_tokens(x, weights, t, deltas, base, h, n):
     """x [d] = fma(weights[i, t], u_i, x) for i = 0 .. n - 1, with u_i = deltas[base + i, h]."""
     for i in range(n):
         w, u = weights[i, t], deltas[base + i, h]
@@ -196,7 +196,7 @@ def _add_tokens(x, weights, t, deltas, base, h, n):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True, error_model="numpy")
-def token(t, products, weights, decayed, deltas, base, h, v, beta, x, out):  # type: ignore[no-untyped-def]
+def token(t, products, weights, decayed, deltas, base, h, v, beta, x, out):
     """u_t of a head, stored in deltas[base + t, h], and out [d], from those of the tokens before in the chunk; products
     [d, 32] = A, B; v [d]; x [d] is scratch."""
     d = v.size
@@ -212,7 +212,7 @@ def token(t, products, weights, decayed, deltas, base, h, v, beta, x, out):  # t
 
 
 @njit(cache=True, error_model="numpy")
-def next_state(state, k, deltas, base, h, left, decay, parts, new):  # type: ignore[no-untyped-def]
+def next_state(state, k, deltas, base, h, left, decay, parts, new):
     """new [d, d], the state after a chunk that began with ``state``: k [16, d] are its keys, decay is G of its last token;
     parts [16] is scratch."""
     d = state.shape[0]
@@ -227,7 +227,7 @@ def next_state(state, k, deltas, base, h, left, decay, parts, new):  # type: ign
 
 
 @njit(cache=True, error_model="numpy")
-def delta_rule(  # type: ignore[no-untyped-def]
+def delta_rule(
     y, n_k, grouped, alpha, beta, beta_at, a, dt, positions, sequences, states, keys, deltas, decays, out, first, last
 ):
     """Run the rule over all rows for the items [first, last): value heads, those of a key head one after another.
@@ -310,7 +310,7 @@ def delta_rule(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def keep_keys(y, n_k, positions, sequences, keys, first, last):  # type: ignore[no-untyped-def]
+def keep_keys(y, n_k, positions, sequences, keys, first, last):
     """Store the keys of the rows [first, last) of y in the list, as far as it holds them, when all heads have read those
     before."""
     length, d = keys.shape[1], keys.shape[3]
@@ -322,7 +322,7 @@ def keep_keys(y, n_k, positions, sequences, keys, first, last):  # type: ignore[
 
 
 @njit(cache=True, error_model="numpy")
-def gated_norm(x, weight, gate, eps, y, first, last):  # type: ignore[no-untyped-def]
+def gated_norm(x, weight, gate, eps, y, first, last):
     """y = ((x * r) * weight) * silu(gate), over the runs [first, last) of weight.size elements; r as in
     ``engine/cpu/rms_norm.py``."""
     chains = np.empty(NORM_CHAINS, np.float32)

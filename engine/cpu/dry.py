@@ -25,9 +25,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @njit(cache=True, error_model="numpy")
-def penalize_repetitions(  # type: ignore[no-untyped-def]
-    logits, window, multiplier, base, allowed, alone, heads, starts, tails, longest
-):
+def penalize_repetitions(logits, window, multiplier, base, allowed, alone, heads, starts, tails, longest):
     """Subtract the penalties in place; ``longest`` is int32 [n_vocab], all 0 before and after the call."""
     limit = unbroken(window, alone, heads, starts, tails)
     if limit < allowed:
@@ -42,7 +40,7 @@ def penalize_repetitions(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def unbroken(window, alone, heads, starts, tails):  # type: ignore[no-untyped-def]
+def unbroken(window, alone, heads, starts, tails):
     """The number of tokens after the last breaker of the window; all if there is none.
 
     alone: bool [n_vocab], the tokens that are breakers by themselves.  Breaker b of the others is the token ``heads[b]``
@@ -65,7 +63,7 @@ def unbroken(window, alone, heads, starts, tails):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True, error_model="numpy")
-def _follows(window, at, tails, start, size):  # type: ignore[no-untyped-def]
+def _follows(window, at, tails, start, size):
     j = 0
     while j < size and window[at + j] == tails[start + j]:
         j += 1
@@ -73,7 +71,7 @@ def _follows(window, at, tails, start, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def find_repetitions(window, limit, allowed, longest):  # type: ignore[no-untyped-def]
+def find_repetitions(window, limit, allowed, longest):
     """``longest[t]`` = L(t) + 1 for each token t with L(t) >= allowed; the others keep their 0.
 
     The Z-algorithm (Gusfield 1997) on the window read from its end: z[k] is the number of tokens, at most ``limit``, that
@@ -103,7 +101,7 @@ def find_repetitions(window, limit, allowed, longest):  # type: ignore[no-untype
 
 
 @njit(cache=True, error_model="numpy")
-def penalty(multiplier, base, exponent):  # type: ignore[no-untyped-def]
+def penalty(multiplier, base, exponent):
     """multiplier * base ** exponent as float32, at most the largest; float64 multiplier > 0 and base >= 1, exponent >= 0."""
     power = 1.0
     while exponent > 0:

@@ -39,8 +39,8 @@ def unpack_unit(fmt: str) -> Any:
     unpack = UNPACK[fmt]
 
     @intrinsic
-    def unpack_unit(typingctx, data, at, quants, tables, factors):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def unpack_unit(typingctx, data, at, quants, tables, factors):
+        def codegen(context, builder, sig, args):
             code = Code(builder, host())
             data, quants, tables, factors = (data_of(context, builder, sig.args[i], args[i]) for i in (0, 2, 3, 4))
             record = code.at(data, args[1])
@@ -74,7 +74,7 @@ def _dequantize_row(fmt: str) -> Any:
     three = fmt in ("Q3_K", "Q6_K", "IQ4_XS")
 
     @njit(error_model="numpy")
-    def dequantize_row(data, at, lane, scale, out):  # type: ignore[no-untyped-def]
+    def dequantize_row(data, at, lane, scale, out):
         quants = np.empty(ROWS * unit, np.uint8)
         # Formats without scales leave the ones.
         tables = np.ones(2 * 16 * ROWS, np.int8)
@@ -106,7 +106,7 @@ def embed_records(fmt: str) -> Any:
     dequantize_row = _dequantize_row(fmt)
 
     @njit(cache=True, error_model="numpy")
-    def embed_records(data, tokens, scale, out, first, last):  # type: ignore[no-untyped-def]
+    def embed_records(data, tokens, scale, out, first, last):
         """data uint8 [groups, bytes]; an item is a token."""
         for t in range(first, last):
             dequantize_row(data, tokens[t] // ROWS * data.shape[1], tokens[t] % ROWS, scale, out[t])
@@ -124,7 +124,7 @@ def embed_rows(fmt: str) -> Any:
     fields, block_bytes = fields_of(entry), entry.block_bytes
 
     @njit(cache=True, error_model="numpy")
-    def embed_rows(data, tokens, scale, out, first, last):  # type: ignore[no-untyped-def]
+    def embed_rows(data, tokens, scale, out, first, last):
         """data uint8 [vocab, row bytes]; an item is a token."""
         record = np.empty((1, 1, ROWS * data.shape[1]), np.uint8)
         for t in range(first, last):
@@ -139,15 +139,15 @@ def _embed_floats(fmt: str) -> Any:
     size = SIZES[fmt]
 
     @intrinsic
-    def load(typingctx, data, at):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def load(typingctx, data, at):
+        def codegen(context, builder, sig, args):
             pointer = data_of(context, builder, sig.args[0], args[0])
             return load_floats(Code(builder, host()), fmt, pointer, args[1], 1).extract(0)
 
         return types.float32(data, types.int64), codegen
 
     @njit(cache=True, error_model="numpy")
-    def embed_floats(data, tokens, scale, out, first, last):  # type: ignore[no-untyped-def]
+    def embed_floats(data, tokens, scale, out, first, last):
         """data uint8 [vocab, row bytes]; an item is a token."""
         for t in range(first, last):
             for i in range(out.shape[1]):

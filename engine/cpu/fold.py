@@ -9,7 +9,7 @@ from numba import njit
 
 
 @njit(forceinline=True, error_model="numpy")
-def fold(lanes, width):  # type: ignore[no-untyped-def]
+def fold(lanes, width):
     """The sum of the first ``width`` float32 lanes, which are overwritten."""
     half = width // 2
     while half > 0:

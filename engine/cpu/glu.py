@@ -23,7 +23,7 @@ def activate(kind: str) -> Any:
     of = ACTIVATIONS[kind]
 
     @njit(cache=True, error_model="numpy")
-    def activate(gate, up, a, b, c, d, y, first, last):  # type: ignore[no-untyped-def]
+    def activate(gate, up, a, b, c, d, y, first, last):
         """y = the activation of gate and up with the parameters a to d, for the elements [first, last)."""
         g, u, z = gate[first:last], up[first:last], y[first:last]
         for i in range(z.size):  # a loop from 0 becomes vector operations
@@ -33,7 +33,7 @@ def activate(kind: str) -> Any:
 
 
 @njit(cache=True)
-def ungated(both, x, first, last):  # type: ignore[no-untyped-def]
+def ungated(both, x, first, last):
     """x [heads, d] = the queries of both [heads, 2, d], for the heads [first, last)."""
     for h in range(first, last):
         for i in range(x.shape[1]):
@@ -41,7 +41,7 @@ def ungated(both, x, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def sigmoid_gate(x, both, first, last):  # type: ignore[no-untyped-def]
+def sigmoid_gate(x, both, first, last):
     """x = x * sigmoid(gate), in place, for the heads [first, last): x float32 [heads, d], both float32 [heads, 2, d], the
     gates behind the queries of each head."""
     for h in range(first, last):

@@ -25,7 +25,7 @@ f32 = np.float32
 
 
 @njit(cache=True)
-def repeat(x, n, out, first, last):  # type: ignore[no-untyped-def]
+def repeat(x, n, out, first, last):
     """out [rows, n * width] = x [rows, width], n times, for the rows [first, last)."""
     width = x.shape[1]
     for t in range(first, last):
@@ -34,7 +34,7 @@ def repeat(x, n, out, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def balance(c, epsilon, by_column):  # type: ignore[no-untyped-def]
+def balance(c, epsilon, by_column):
     """Divide each column of c [4, 4], or each row, by its sum + epsilon."""
     for i in range(STREAMS):
         total = f32(0.0)
@@ -49,7 +49,7 @@ def balance(c, epsilon, by_column):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def stream_weights(m, scale, base, epsilon, rounds, out, first, last):  # type: ignore[no-untyped-def]
+def stream_weights(m, scale, base, epsilon, rounds, out, first, last):
     """The weights of the rows [first, last)."""
     n = STREAMS
     c = np.empty((n, n), np.float32)
@@ -83,7 +83,7 @@ def stream_weights(m, scale, base, epsilon, rounds, out, first, last):  # type: 
 
 
 @njit(cache=True, error_model="numpy")
-def collapse(x, weights, out, first, last):  # type: ignore[no-untyped-def]
+def collapse(x, weights, out, first, last):
     """out = u for the rows [first, last)."""
     n = out.shape[1]
     for t in range(first, last):
@@ -96,7 +96,7 @@ def collapse(x, weights, out, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def expand(x, y, weights, out, first, last):  # type: ignore[no-untyped-def]
+def expand(x, y, weights, out, first, last):
     """out = x' for the rows [first, last); out is not x."""
     n = y.shape[1]
     for t in range(first, last):

@@ -42,9 +42,7 @@ def score(half: bool) -> Any:
     add = add_weighted(half)
 
     @njit(error_model="numpy")
-    def score(  # type: ignore[no-untyped-def]
-        q, w, factor, keys, positions, sequences, table, ratio, top_k, scores, first, last
-    ):
+    def score(q, w, factor, keys, positions, sequences, table, ratio, top_k, scores, first, last):
         """Nothing is computed for rows that see no more than top_k rows."""
         n_head, d = q.shape[1], q.shape[2]
         # Four heads are multiplied at once, even where fewer are left.
@@ -75,7 +73,7 @@ def score(half: bool) -> Any:
 
 
 @njit(cache=True, error_model="numpy")
-def threshold(scores, n, k):  # type: ignore[no-untyped-def]
+def threshold(scores, n, k):
     """The k-th largest key (``order_key``) of scores [n], and how many of that key are among the k largest."""
     counts = np.empty(_DIGITS, np.int64)
     prefix, left = i64(0), i64(k)
@@ -94,7 +92,7 @@ def threshold(scores, n, k):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def choose(scores, positions, ratio, chosen, first, last):  # type: ignore[no-untyped-def]
+def choose(scores, positions, ratio, chosen, first, last):
     """The chosen rows of the rows [first, last) of the pass; of one whose scores are not finite, the first is -1."""
     top_k = chosen.shape[1]
     for t in range(first, last):

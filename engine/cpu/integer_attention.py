@@ -61,7 +61,7 @@ LN_2 = f32(0.6931471805599453)
 
 
 @njit(cache=True, error_model="numpy")
-def weigh(p, first, last):  # type: ignore[no-untyped-def]
+def weigh(p, first, last):
     """Turn scores p [64] into 2**(p - maximum) in place, 0 outside the lanes [first, last); returns ln 2 * maximum."""
     m = hide(p, first, last)
     for j in range(CHUNK):
@@ -70,7 +70,7 @@ def weigh(p, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def integer_weights(p, d, w, integers):  # type: ignore[no-untyped-def]
+def integer_weights(p, d, w, integers):
     """The integers P int16 [64] of the products of weights p and scales d, float32 [64]; returns 2**(E - 11), or 0 if all are
     0, or NaN if a product is not finite.  w float32 [64] is scratch."""
     bits = i32(0)
@@ -102,7 +102,7 @@ def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     )
 
     @njit(error_model="numpy")
-    def scores(queries, dq, at, rows, keys, word, ahead, dk, p):  # type: ignore[no-untyped-def]
+    def scores(queries, dq, at, rows, keys, word, ahead, dk, p):
         d, blocks = i64(queries.shape[1]), i64(dq.shape[1])
         if rows == 1:
             one_score(queries, dq, at, keys, word, ahead, dk, d, blocks, p)
@@ -110,7 +110,7 @@ def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
             four_scores(queries, dq, at, keys, word, ahead, dk, d, blocks, p)
 
     @njit(error_model="numpy")
-    def weighted(p, n, values, word, ahead, dv, w, weights, factors, o):  # type: ignore[no-untyped-def]
+    def weighted(p, n, values, word, ahead, dv, w, weights, factors, o):
         blocks, d = dv.shape[0], i64(o.shape[1])
         for b in range(blocks):
             for r in range(n):
@@ -132,7 +132,7 @@ def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 @njit(cache=True, error_model="numpy")
-def read_scales(words, end, out):  # type: ignore[no-untyped-def]
+def read_scales(words, end, out):
     """The scales of a chunk, the float16 before words[end], as float32 [blocks, 64]."""
     floats_of_halves(words, i64(end - out.size // 2), i64(out.size), out)
 
@@ -143,7 +143,7 @@ _FEW_WORDS = 2048
 
 
 @njit(cache=True, error_model="numpy")
-def prefetch_third(words, place, size, part):  # type: ignore[no-untyped-def]
+def prefetch_third(words, place, size, part):
     """Prefetch a third of a later chunk of ``size`` words from words[place] on, or nothing if size is 0.  These runs of
     requests are made between the steps of a chunk."""
     prefetch(words, i64(place + size * part // 3), i64(size // 3))
@@ -160,7 +160,7 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
     scores, weighted = of_chunk(bits)
 
     @njit(error_model="numpy")
-    def attend(integers, scales, keys, values, positions, sequences, table, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
+    def attend(integers, scales, keys, values, positions, sequences, table, window, sinks, out, first, last):
         rows, n_head, d_k = integers.shape
         heads, n_pages, k_words = keys.shape
         of_head, v_words, d_v = n_head // heads, values.shape[2], out.shape[2]

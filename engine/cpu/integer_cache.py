@@ -38,7 +38,7 @@ LOG2_E = 1.4426950408889634
 
 
 @njit(cache=True, error_model="numpy")
-def rotate(x, block):  # type: ignore[no-untyped-def]
+def rotate(x, block):
     """Rotate each block of x float32 [n], in place."""
     unit = f32(1.0 / np.sqrt(block))
     for b in range(0, x.size, block):
@@ -55,14 +55,14 @@ def rotate(x, block):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rotate_rows(x, block, first, last):  # type: ignore[no-untyped-def]
+def rotate_rows(x, block, first, last):
     """Rotate each block of the rows [first, last) of x float32 [rows, n], in place."""
     for t in range(first, last):
         rotate(x[t], block)
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_block(x, most, overflowed, q):  # type: ignore[no-untyped-def]
+def quantize_block(x, most, overflowed, q):
     """Quantize x float32 [n] to integers q int16 [n]; returns the bits of the float16 scale, ``overflowed`` if x is not
     finite or float16 has no such scale."""
     top = largest(x) / f32(most)
@@ -83,7 +83,7 @@ def quantize_block(x, most, overflowed, q):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_query(x, block, q, d):  # type: ignore[no-untyped-def]
+def quantize_query(x, block, q, d):
     """Quantize x float32 [n] to q int16 [n] and a scale d float32 [n / block] for each block."""
     for b in range(d.size):
         own = x[b * block : (b + 1) * block]
@@ -95,7 +95,7 @@ def quantize_query(x, block, q, d):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_queries(x, scale, block, q, d, first, last):  # type: ignore[no-untyped-def]
+def quantize_queries(x, scale, block, q, d, first, last):
     """Rotate each block of the rows [first, last) of x float32 [rows, n], multiply it by ``scale``, and quantize it to q
     int16 [rows, n] and scales d float32 [rows, n / block]; x is not changed."""
     row = np.empty(x.shape[1], np.float32)
@@ -109,7 +109,7 @@ def quantize_queries(x, scale, block, q, d, first, last):  # type: ignore[no-unt
 
 
 @njit(cache=True, error_model="numpy")
-def store(chunk, j, x, bits, block, by_position):  # type: ignore[no-untyped-def]
+def store(chunk, j, x, bits, block, by_position):
     """Store x float32 [d], rotated, at position j of a chunk of keys, or of values (``by_position``)."""
     d = x.size
     q = np.empty(block, np.int16)
@@ -134,7 +134,7 @@ def store(chunk, j, x, bits, block, by_position):  # type: ignore[no-untyped-def
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, sequences, table, bits, block, by_position, memory, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, bits, block, by_position, memory, first, last):
     """Rotate keys or values (``by_position``) x float32 [rows, n_head_kv, d] and store them at positions int32 [rows] of
     the sequences in slots int32 [rows], in ``memory`` uint32 [n_head_kv, pages, words]; table int32 [slots, chunks]; x is not
     changed.  An item is a pair of a row and a head, row by row."""

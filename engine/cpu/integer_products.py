@@ -112,10 +112,10 @@ def _code(builder: ir.IRBuilder, instructions: str) -> Code:
 
 
 @intrinsic
-def prefetch(typingctx, words, word, n):  # type: ignore[no-untyped-def]
+def prefetch(typingctx, words, word, n):
     """prefetch(words, word, n): ask the CPU to bring n words from words[word] on, which need not exist, into its caches."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         code = Code(builder, host())
         first = code.at(data_of(context, builder, sig.args[0], args[0]), code.times(args[1], 4))
         with code.loop(args[2], step=LINE_WORDS) as i:
@@ -126,10 +126,10 @@ def prefetch(typingctx, words, word, n):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def floats_of_halves(typingctx, words, word, n, out):  # type: ignore[no-untyped-def]
+def floats_of_halves(typingctx, words, word, n, out):
     """floats_of_halves(words, word, n, out): write n float16 from words[word] on, a multiple of 64, to out float32 [n]."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         code = Code(builder, host())
         source, target = (data_of(context, builder, sig.args[k], args[k]) for k in (0, 3))
         source = code.at(source, code.times(args[1], 4))
@@ -148,8 +148,8 @@ def make_scores(bits: int, rows: int, instructions: str = host()) -> Callable[..
     scales dk float32 [blocks, 64], to p float32 [rows, 64]; prefetch what is ``ahead`` words further on, unless that is 0."""
 
     @intrinsic
-    def scores(typingctx, queries, dq, at, keys, word, ahead, dk, d, blocks, p):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def scores(typingctx, queries, dq, at, keys, word, ahead, dk, d, blocks, p):
+        def codegen(context, builder, sig, args):
             code = _code(builder, instructions)
             own = Products(code, bits, rows)
             queries, dq, keys, dk, p = (data_of(context, builder, sig.args[k], args[k]) for k in (0, 1, 3, 6, 9))
@@ -169,7 +169,7 @@ def make_scores(bits: int, rows: int, instructions: str = host()) -> Callable[..
                         row = builder.mul(builder.add(at, ir.Constant(I64, r)), d)
                         return code.at(queries, code.times(builder.add(row, element), 2))
 
-                    def integers(m, step, first=first, start=start, part=part):  # type: ignore[no-untyped-def]
+                    def integers(m, step, first=first, start=start, part=part):
                         m = builder.add(first, m)
                         if step == 0:
                             place = builder.add(
@@ -205,8 +205,8 @@ def make_values(bits: int, rows: int, least: int, instructions: str = host()) ->
     that is 0."""
 
     @intrinsic
-    def put_values(typingctx, weights, factors, values, word, ahead, d, b, block, o):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def put_values(typingctx, weights, factors, values, word, ahead, d, b, block, o):
+        def codegen(context, builder, sig, args):
             code = _code(builder, instructions)
             own = Products(code, bits, rows)
             weights, factors, values, o = (data_of(context, builder, sig.args[k], args[k]) for k in (0, 1, 2, 8))
@@ -223,10 +223,10 @@ def make_values(bits: int, rows: int, least: int, instructions: str = host()) ->
                     def of_word(m: ir.Value, width: ir.Value, column: ir.Value) -> ir.Value:
                         return code.times(builder.add(builder.mul(m, width), column), 4)
 
-                    def column_of(part, start=start):  # type: ignore[no-untyped-def]
+                    def column_of(part, start=start):
                         return builder.add(builder.add(first, code.times(half, part)), start)
 
-                    def integers(m, step, start=start, parts=parts):  # type: ignore[no-untyped-def]
+                    def integers(m, step, start=start, parts=parts):
                         width, column = (builder.lshr(x, ir.Constant(I64, 1)) for x in (d, first))
                         low = code.at(nibbles, of_word(m, width, builder.add(column, start)))
                         before = builder.udiv(first, ir.Constant(I64, together))

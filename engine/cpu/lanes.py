@@ -55,8 +55,8 @@ def _make_sums(half: bool, rows: int, width: int, lanes: int) -> Callable[..., N
     vector, element = ir.VectorType(_F32, lanes), ir.HalfType() if half else _F32
 
     @intrinsic
-    def sums(typingctx, c, i, c_stride, n, x, j, x_stride, out, k, out_stride):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def sums(typingctx, c, i, c_stride, n, x, j, x_stride, out, k, out_stride):
+        def codegen(context, builder, sig, args):
             starts = [ir.Constant(_I64, lanes * part) for part in range(width // lanes)]
             target = _address(context, builder, sig.args[7], args[7], args[8])
             targets = [builder.gep(target, [builder.mul(args[9], ir.Constant(_I64, r))]) for r in range(rows)]
@@ -93,10 +93,10 @@ def _make_sums(half: bool, rows: int, width: int, lanes: int) -> Callable[..., N
 
 
 @intrinsic
-def _not_inlined(typingctx):  # type: ignore[no-untyped-def]
+def _not_inlined(typingctx):
     """Mark the function that is being compiled: it is called in many places, and each copy would take time to compile."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         builder.function.attributes.add("noinline")
         return context.get_dummy_value()
 
@@ -116,7 +116,7 @@ def add_weighted(half: bool) -> Callable[..., None]:
     one, one_narrow, one_lane = (_make_sums(half, 1, width, lanes) for width, lanes in ((64, 8), (16, 8), (1, 1)))
 
     @njit(error_model="numpy")
-    def add_weighted(c, i, c_stride, rows, n, x, j, x_stride, width, out, k, out_stride):  # type: ignore[no-untyped-def]
+    def add_weighted(c, i, c_stride, rows, n, x, j, x_stride, width, out, k, out_stride):
         _not_inlined()
         t = 0
         if rows == 1:
@@ -142,10 +142,10 @@ def add_weighted(half: bool) -> Callable[..., None]:
 
 
 @intrinsic
-def hide(typingctx, p, first, last):  # type: ignore[no-untyped-def]
+def hide(typingctx, p, first, last):
     """hide(p, first, last): set the lanes of p float32 [64] that are not in [first, last) to -inf; returns the largest."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         vector, integers = ir.VectorType(_F32, 16), ir.VectorType(_I32, 16)
         zeros, low = ir.Constant(integers, [0] * 16), ir.Constant(vector, [float("-inf")] * 16)
 
@@ -170,12 +170,12 @@ def hide(typingctx, p, first, last):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def row(typingctx, x, i):  # type: ignore[no-untyped-def]
+def row(typingctx, x, i):
     """row(x, i): x[i] of a contiguous array x, as a view that does not keep x alive.  Numba counts the references to every
     other view with atomic instructions, which wait for the loads before them."""
     kind = types.Array(x.dtype, x.ndim - 1, "C")
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         whole, view = context.make_array(x)(context, builder, args[0]), context.make_array(kind)(context, builder)
         shape, strides = (cgutils.unpack_tuple(builder, t)[1:] for t in (whole.shape, whole.strides))
         size = cgutils.unpack_tuple(builder, whole.strides)[0]
@@ -187,10 +187,10 @@ def row(typingctx, x, i):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def clear(typingctx, x, n):  # type: ignore[no-untyped-def]
+def clear(typingctx, x, n):
     """clear(x, n): set the first n elements of x float32 to 0."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         start = _address(context, builder, sig.args[0], args[0], ir.Constant(_I64, 0))
         cgutils.memset(builder, start, builder.mul(args[1], ir.Constant(_I64, 4)), 0)
         return context.get_dummy_value()

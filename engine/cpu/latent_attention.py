@@ -33,7 +33,7 @@ without vectors."""
 
 
 @njit(cache=True, error_model="numpy")
-def append_rows(c, k, positions, sequences, table, latents, first, last):  # type: ignore[no-untyped-def]
+def append_rows(c, k, positions, sequences, table, latents, first, last):
     """Store the rows [c, k], c float32 [rows, rank], k float32 [rows, n_rope], at their positions of their sequences.  An
     item is a row."""
     rank = c.shape[1]
@@ -52,7 +52,7 @@ def append_rows(c, k, positions, sequences, table, latents, first, last):  # typ
 
 
 @njit(cache=True, error_model="numpy")
-def widen(latents, page, count, rows):  # type: ignore[no-untyped-def]
+def widen(latents, page, count, rows):
     """rows float32 [64, width]: the first ``count`` rows of a page, converted exactly."""
     for j in range(count):
         source, target = latents[page, j], rows[j]
@@ -64,7 +64,7 @@ def widen(latents, page, count, rows):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def turn(q, r, scale, turned):  # type: ignore[no-untyped-def]
+def turn(q, r, scale, turned):
     """turned float32 [width, heads]: the queries [q, r] of a row, q float32 [n_head, rank], r float32 [n_head, n_rope], times
     scale, with heads as lanes."""
     rank = q.shape[1]
@@ -85,7 +85,7 @@ def attend_groups(group: int = GROUP) -> Callable[..., None]:
     add = add_weighted(False)
 
     @njit(error_model="numpy")
-    def attend_groups(q, r, latents, positions, sequences, table, scale, tops, sums, first, last):  # type: ignore[no-untyped-def]
+    def attend_groups(q, r, latents, positions, sequences, table, scale, tops, sums, first, last):
         _, n_head, rank = q.shape
         width, n_groups = i64(latents.shape[2]), tops.shape[1]
         lanes, four = i64(-(-n_head // LANES) * LANES), i64(ROWS)
@@ -133,7 +133,7 @@ def join_parts(group: int = GROUP) -> Callable[..., None]:
     divides by the sums of the weights; item t * n_head + h is head h of row t."""
 
     @njit(error_model="numpy")
-    def join_parts(tops, sums, positions, out, first, last):  # type: ignore[no-untyped-def]
+    def join_parts(tops, sums, positions, out, first, last):
         n_head = out.shape[1]
         for item in range(first, last):
             t, h = item // n_head, item % n_head

@@ -19,7 +19,7 @@ f32 = np.float32
 
 
 @njit(cache=True, error_model="numpy")
-def keep_rows(ring, x, positions, sequences, first, last):  # type: ignore[no-untyped-def]
+def keep_rows(ring, x, positions, sequences, first, last):
     """Store x[t] in row positions[t] % length of its sequence's ring for the rows [first, last); if a sequence has more rows
     than its ring, only the last ones are stored."""
     rows, length = x.shape[0], ring.shape[1]
@@ -36,7 +36,7 @@ def keep_rows(ring, x, positions, sequences, first, last):  # type: ignore[no-un
 
 
 @njit(cache=True)
-def beside(e, hiddens, positions, sequences, out, first, last):  # type: ignore[no-untyped-def]
+def beside(e, hiddens, positions, sequences, out, first, last):
     """out [rows, n + m] = e [rows, n], and the row of the ring in hiddens [slots, length, m] for the position before."""
     n, m = e.shape[1], hiddens.shape[2]
     for t in range(first, last):
@@ -48,7 +48,7 @@ def beside(e, hiddens, positions, sequences, out, first, last):  # type: ignore[
 
 
 @njit(cache=True, error_model="numpy")
-def mtp_input(e, e_norm, hiddens, h_norm, positions, sequences, eps, out, first, last):  # type: ignore[no-untyped-def]
+def mtp_input(e, e_norm, hiddens, h_norm, positions, sequences, eps, out, first, last):
     """The input of the layer for the rows [first, last): the normalized token, then the normalized output of the trunk for
     the position before, or zeros, normalized, where there is none."""
     n = e.shape[1]

@@ -20,7 +20,7 @@ ROOT_HALF = f32(0.5**0.5)
 
 
 @njit(cache=True, error_model="numpy")
-def per_layer_inputs(m, e, weight, scale, eps, out, first, last):  # type: ignore[no-untyped-def]
+def per_layer_inputs(m, e, weight, scale, eps, out, first, last):
     """The inputs of the items [first, last): m, e float32 [rows, layers * n], weight [n] to out [layers, rows, n]."""
     n = weight.size
     chains, x = np.empty(NORM_CHAINS, np.float32), np.empty(n, np.float32)

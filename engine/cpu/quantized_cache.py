@@ -36,7 +36,7 @@ add_products = add_weighted(False)
 
 
 @njit(cache=True, error_model="numpy")
-def rotate(x):  # type: ignore[no-untyped-def]
+def rotate(x):
     """Rotate each block of 32 of x float32 [n], in place."""
     for b in range(0, x.size, BLOCK):
         h = 1
@@ -52,7 +52,7 @@ def rotate(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rotate_rows(x, first, last):  # type: ignore[no-untyped-def]
+def rotate_rows(x, first, last):
     """Rotate each block of 32 of the rows [first, last) of x float32 [rows, n], in place."""
     for t in range(first, last):
         rotate(x[t])
@@ -62,7 +62,7 @@ def rotate_rows(x, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def largest(x):  # type: ignore[no-untyped-def]
+def largest(x):
     """The largest magnitude in x, or 0 where that is below 2**-100."""
     bits = i32(0)
     for i in range(x.size):
@@ -72,7 +72,7 @@ def largest(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_query(x, q, d):  # type: ignore[no-untyped-def]
+def quantize_query(x, q, d):
     """Quantize x float32 [n] to q int8 [n] and a scale d float32 [n / 32] for each block."""
     for b in range(d.size):
         block = x[b * BLOCK : (b + 1) * BLOCK]
@@ -84,7 +84,7 @@ def quantize_query(x, q, d):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_queries(x, scale, q, d, first, last):  # type: ignore[no-untyped-def]
+def quantize_queries(x, scale, q, d, first, last):
     """Rotate each block of the rows [first, last) of x float32 [rows, n], multiply it by ``scale``, and quantize it to q int8
     [rows, n] and scales d float32 [rows, n / 32]; x is not changed."""
     row = np.empty(x.shape[1], np.float32)
@@ -98,7 +98,7 @@ def quantize_queries(x, scale, q, d, first, last):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_block(x, bits, q):  # type: ignore[no-untyped-def]
+def quantize_block(x, bits, q):
     """Quantize x float32 [32] to integers q int8 [32]; returns the bits of the float16 scale."""
     amax = largest(x)
     if amax == f32(0.0):
@@ -123,13 +123,13 @@ def quantize_block(x, bits, q):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def n_words(d, bits):  # type: ignore[no-untyped-def]
+def n_words(d, bits):
     """The number of words that hold the integers of a chunk; the scales follow them."""
     return CHUNK * d * bits // 32
 
 
 @njit(cache=True)
-def place_of(j, i, d, bits, by_position):  # type: ignore[no-untyped-def]
+def place_of(j, i, d, bits, by_position):
     """Where element i of position j of a chunk is stored: (the word, the number of bits below it)."""
     each = 32 // bits
     word = i // each
@@ -141,13 +141,13 @@ def place_of(j, i, d, bits, by_position):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def scale_of(j, b, d, by_position):  # type: ignore[no-untyped-def]
+def scale_of(j, b, d, by_position):
     """The index of the scale of block b of position j among those of a chunk."""
     return j * (d // BLOCK) + b if by_position else b * CHUNK + j
 
 
 @njit(cache=True, error_model="numpy")
-def store(chunk, j, x, bits, by_position):  # type: ignore[no-untyped-def]
+def store(chunk, j, x, bits, by_position):
     """Store x float32 [d], rotated, at position j of a chunk of keys, or of values (``by_position``)."""
     d = x.size
     q = np.empty(BLOCK, np.int8)
@@ -165,7 +165,7 @@ def store(chunk, j, x, bits, by_position):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, sequences, table, bits, by_position, memory, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, bits, by_position, memory, first, last):
     """Rotate keys or values (``by_position``) x float32 [rows, n_head_kv, d] and store them at positions int32 [rows] of
     the sequences in slots int32 [rows], in ``memory`` uint32 [n_head_kv, pages, words]; table int32 [slots, chunks]; x is not
     changed.  An item is a pair of a row and a head, row by row."""
@@ -184,7 +184,7 @@ def append(x, positions, sequences, table, bits, by_position, memory, first, las
 
 
 @njit(cache=True, error_model="numpy")
-def unpack_keys(chunk, bits, scales, out):  # type: ignore[no-untyped-def]
+def unpack_keys(chunk, bits, scales, out):
     """The integers of a chunk of keys as float32 [d, 64], and their scales [d / 32, 64]."""
     each, ones = 32 // bits, u32((1 << bits) - 1)
     for w in range(out.shape[0] // each):
@@ -203,7 +203,7 @@ def unpack_keys(chunk, bits, scales, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def query_floats(q, integers, scales, scale, t, h, queries, dq, at):  # type: ignore[no-untyped-def]
+def query_floats(q, integers, scales, scale, t, h, queries, dq, at):
     """Copy a quantized query, integers int8 [t, h] and scales [t, h], to float32 queries[at] and dq[at]; q and scale are
     those of queries that are not quantized."""
     for i in range(integers.shape[2]):
@@ -213,7 +213,7 @@ def query_floats(q, integers, scales, scale, t, h, queries, dq, at):  # type: ig
 
 
 @njit(cache=True, error_model="numpy")
-def scores(queries, dq, at, rows, keys, j, dk, dots, p):  # type: ignore[no-untyped-def]
+def scores(queries, dq, at, rows, keys, j, dk, dots, p):
     """p[r, i] = score of position i and query ``at`` + r, for 1 or 4 ``rows``: queries float32 [n, d], integers, dq float32
     [n, d / 32]; keys [d, 64], from element j, and dk [d / 32, 64] by ``unpack_keys``; dots float32 [4, 64] is scratch."""
     d, lanes = queries.shape[1], i64(CHUNK)
@@ -232,7 +232,7 @@ def scores(queries, dq, at, rows, keys, j, dk, dots, p):  # type: ignore[no-unty
 
 
 @njit(cache=True, error_model="numpy")
-def unpack_values(chunk, bits, out):  # type: ignore[no-untyped-def]
+def unpack_values(chunk, bits, out):
     """The values of a chunk as float32 [64, d]: a float16 times eight bits is exact."""
     d = out.shape[1]
     runs = chunk[: n_words(d, bits)].view(np.uint8)

@@ -19,7 +19,7 @@ NORM_CHAINS = 256
 
 
 @njit(cache=True)
-def norm_width(n):  # type: ignore[no-untyped-def]
+def norm_width(n):
     """The number of chains of a row of n: 256, or for n <= 128 the least power of two that is not below n."""
     width = NORM_CHAINS
     while width // 2 >= n:
@@ -28,7 +28,7 @@ def norm_width(n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def squares(x, chains):  # type: ignore[no-untyped-def]
+def squares(x, chains):
     """The sum of squares of one row x float32 [n]; chains is scratch, float32 [256]."""
     n = x.size
     width = norm_width(n)
@@ -44,13 +44,13 @@ def squares(x, chains):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
+def inverse_rms(x, eps, chains):
     """r of one row x float32 [n]; chains is scratch, float32 [256]."""
     return inverse_root(squares(x, chains), f32(x.size), eps)
 
 
 @njit(cache=True, error_model="numpy")
-def rms_norm(x, weight, eps, y, first, last):  # type: ignore[no-untyped-def]
+def rms_norm(x, weight, eps, y, first, last):
     """y = normalized x for the rows [first, last); x, y float32 [rows, n], weight float32 [n], or [0] for ones."""
     chains = np.empty(NORM_CHAINS, np.float32)
     for t in range(first, last):
@@ -64,7 +64,7 @@ def rms_norm(x, weight, eps, y, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rms_norm_add(residual, x, weight, eps, scale, y, first, last):  # type: ignore[no-untyped-def]
+def rms_norm_add(residual, x, weight, eps, scale, y, first, last):
     """y = (residual + normalized x) * scale, fma(x * r, weight, residual) * scale, for the rows [first, last)."""
     chains = np.empty(NORM_CHAINS, np.float32)
     for t in range(first, last):

@@ -18,7 +18,7 @@ from engine.numerics import fma
 
 
 @njit(cache=True)
-def rope(x, positions, table, neox, y, first, last):  # type: ignore[no-untyped-def]
+def rope(x, positions, table, neox, y, first, last):
     """y = x rotated, for the items [first, last); y may be x.  Pairs are (i, i + n_rot / 2) where ``neox``, else
     (2i, 2i + 1)."""
     half, heads = table.shape[2], x.shape[1]
@@ -42,7 +42,7 @@ def rope(x, positions, table, neox, y, first, last):  # type: ignore[no-untyped-
 
 
 @njit(cache=True)
-def scale_by_position(x, positions, factors, y, first, last):  # type: ignore[no-untyped-def]
+def scale_by_position(x, positions, factors, y, first, last):
     """y = x times the factors of its positions, for the items [first, last); y may be x."""
     heads = x.shape[1]
     for item in range(first, last):
@@ -53,7 +53,7 @@ def scale_by_position(x, positions, factors, y, first, last):  # type: ignore[no
 
 
 @njit(cache=True, error_model="numpy")
-def rotate_pairs(x, cos, sin, inverse):  # type: ignore[no-untyped-def]
+def rotate_pairs(x, cos, sin, inverse):
     """Rotate the last pairs (2i, 2i + 1) of x float32 [d], in place; ``inverse``: by the opposite angles."""
     tail = x[x.size - 2 * cos.size :]
     for i in range(cos.size):
@@ -63,7 +63,7 @@ def rotate_pairs(x, cos, sin, inverse):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rotate_tail(x, norm, eps, positions, table, inverse, y, first, last):  # type: ignore[no-untyped-def]
+def rotate_tail(x, norm, eps, positions, table, inverse, y, first, last):
     """y = x, normalized if there is a norm, with its tail rotated, for the items [first, last); y may be x."""
     heads, d = x.shape[1], x.shape[2]
     chains = np.empty(NORM_CHAINS, np.float32)

@@ -28,7 +28,7 @@ smallest normal float: of E4M3, and of E2M1."""
 
 
 @njit(cache=True, error_model="numpy")
-def transform(x):  # type: ignore[no-untyped-def]
+def transform(x):
     """Multiply x float32 [d], d a power of two, by the Hadamard matrix over sqrt(d), in place."""
     stride = 1
     while stride < x.size:
@@ -44,7 +44,7 @@ def transform(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def round_blocks(x, block, largest, floor, kept, least):  # type: ignore[no-untyped-def]
+def round_blocks(x, block, largest, floor, kept, least):
     """Round x float32 [n] in blocks, in place."""
     for first in range(0, x.size, block):
         last = min(first + block, x.size)
@@ -57,7 +57,7 @@ def round_blocks(x, block, largest, floor, kept, least):  # type: ignore[no-unty
 
 
 @njit(cache=True, error_model="numpy")
-def round_head(x, n_rot, four):  # type: ignore[no-untyped-def]
+def round_head(x, n_rot, four):
     """Round x float32 [d], in place: a query or key of the indexer if ``four``, else a latent of which the last ``n_rot``
     elements are rotated."""
     if four:
@@ -70,7 +70,7 @@ def round_head(x, n_rot, four):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def round_heads(x, n_rot, four, y, first, last):  # type: ignore[no-untyped-def]
+def round_heads(x, n_rot, four, y, first, last):
     """y = x rounded, for the items [first, last)."""
     heads = x.shape[1]
     for item in range(first, last):
@@ -80,7 +80,7 @@ def round_heads(x, n_rot, four, y, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def round_rows(positions, sequences, ratio, n_rot, four, table, stored, first, last):  # type: ignore[no-untyped-def]
+def round_rows(positions, sequences, ratio, n_rot, four, table, stored, first, last):
     """Round the rows of the blocks that the rows [first, last) of a pass complete."""
     d = stored.shape[1] if four else stored.shape[2]
     x = np.empty(d, np.float32)

@@ -42,7 +42,7 @@ _ZERO = f32(0.0)
 
 
 @njit(cache=True, error_model="numpy")
-def order_key(x):  # type: ignore[no-untyped-def]
+def order_key(x):
     """An int32 that orders as the float32 x does; -0 equals +0, and NaN is the largest."""
     bits = float_bits(x + _ZERO)
     key = i32(bits ^ ((bits >> i32(31)) & i32(0x7FFFFFFF)))
@@ -51,19 +51,19 @@ def order_key(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def pack(x, place):  # type: ignore[no-untyped-def]
+def pack(x, place):
     """A uint64 that is larger for larger x and, at equal x, for the lower place (0 <= place < 2**31)."""
     return (u64(i64(order_key(x)) + i64(0x80000000)) << u64(32)) | u64(i64(0xFFFFFFFF) - i64(place))
 
 
 @njit(cache=True, error_model="numpy")
-def place_of(key):  # type: ignore[no-untyped-def]
+def place_of(key):
     """The place that :func:`pack` put into a key."""
     return i64(0xFFFFFFFF) - i64(key & u64(0xFFFFFFFF))
 
 
 @njit(cache=True, error_model="numpy")
-def _block_max(block):  # type: ignore[no-untyped-def]
+def _block_max(block):
     """The largest order_key of ``_BLOCK`` values.  It takes a slice, not an offset: then Numba knows that no index is
     negative, and vectorizes the loop."""
     top = i32(-0x80000000)
@@ -73,7 +73,7 @@ def _block_max(block):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def argmax(values, n):  # type: ignore[no-untyped-def]
+def argmax(values, n):
     """The first place of the largest of ``values[:n]``, n > 0; the first NaN if there is one."""
     best = i64(order_key(values[0]))
     block = i64(0)
@@ -94,7 +94,7 @@ def argmax(values, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def _sift(keys, root, n):  # type: ignore[no-untyped-def]
+def _sift(keys, root, n):
     """Move ``keys[root]`` down until ``keys[:n]`` is a heap with its smallest first."""
     key = keys[root]
     child = 2 * root + 1
@@ -110,7 +110,7 @@ def _sift(keys, root, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def _heap_sort(keys, n):  # type: ignore[no-untyped-def]
+def _heap_sort(keys, n):
     """Sort ``keys[:n]`` descending."""
     for root in range(n // 2 - 1, -1, -1):
         _sift(keys, root, n)
@@ -122,7 +122,7 @@ def _heap_sort(keys, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def _radix_sort(keys, spare, n):  # type: ignore[no-untyped-def]
+def _radix_sort(keys, spare, n):
     """Sort ``keys[:n]``, given in the order of their places, descending: three stable passes over the upper 32 bits,
     11 bits at a time from the lowest."""
     count = np.zeros((3, _DIGITS), i32)
@@ -147,12 +147,12 @@ def _radix_sort(keys, spare, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def _digit(key, d):  # type: ignore[no-untyped-def]
+def _digit(key, d):
     return i64((key >> u64(32 + 11 * d)) & u64(_DIGITS - 1))
 
 
 @njit(cache=True, error_model="numpy")
-def sort_keys(keys, spare, n):  # type: ignore[no-untyped-def]
+def sort_keys(keys, spare, n):
     """Sort ``keys[:n]``, given in the order of their places, descending; ``spare`` is scratch of the same size."""
     if n > FEW:
         _radix_sort(keys, spare, n)
@@ -161,7 +161,7 @@ def sort_keys(keys, spare, n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def sort_from(values, n, least, keys, spare):  # type: ignore[no-untyped-def]
+def sort_from(values, n, least, keys, spare):
     """The packed keys of those of ``values[:n]`` that are not below ``least``, sorted descending; returns their number."""
     m = i64(0)
     for i in range(n):
@@ -173,7 +173,7 @@ def sort_from(values, n, least, keys, spare):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def select(values, n, k, keys):  # type: ignore[no-untyped-def]
+def select(values, n, k, keys):
     """Put the packed keys of the k largest of ``values[:n]`` into ``keys[:k]``, sorted descending; 0 < k <= n.
 
     One pass with a heap of the k best so far, which visits a block of values only when its largest can enter: fast
@@ -199,7 +199,7 @@ def select(values, n, k, keys):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def gather(values, ids, keys, n, out_values, out_ids):  # type: ignore[no-untyped-def]
+def gather(values, ids, keys, n, out_values, out_ids):
     """Copy the entries at the places of ``keys[:n]``, in that order, to out_values and out_ids."""
     for i in range(n):
         place = place_of(keys[i])
@@ -212,7 +212,7 @@ def gather(values, ids, keys, n, out_values, out_ids):  # type: ignore[no-untype
 
 
 @njit(cache=True, error_model="numpy")
-def tree_sum(x, n, partial):  # type: ignore[no-untyped-def]
+def tree_sum(x, n, partial):
     """The sum of ``x[:n]``, n > 0; ``partial`` holds at least ceil(n / 256) float32 values.
 
     Each chunk of 256 consecutive entries is added in 32 lanes, lane j adding the entries j, j + 32, ... in turn, and
@@ -243,14 +243,14 @@ def tree_sum(x, n, partial):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def softmax_weights(values, n, top, weights):  # type: ignore[no-untyped-def]
+def softmax_weights(values, n, top, weights):
     """``weights[i] = exp(values[i] - top)``: the softmax before its division; at most 1 when top is the largest value."""
     for i in range(n):
         weights[i] = exp(values[i] - top)
 
 
 @njit(cache=True, error_model="numpy")
-def reach(weights, keys, n, target, beyond):  # type: ignore[no-untyped-def]
+def reach(weights, keys, n, target, beyond):
     """How many entries, taken in the order of ``keys[:n]``, it takes for the running total of their weights to be at
     least ``target`` (``beyond`` False) or above it (True); 0 if all n do not suffice."""
     done = _ZERO
@@ -267,7 +267,7 @@ def reach(weights, keys, n, target, beyond):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def nucleus(order, least, weights, n, target, beyond, keys, spare):  # type: ignore[no-untyped-def]
+def nucleus(order, least, weights, n, target, beyond, keys, spare):
     """Put into ``keys`` the shortest prefix of the list, sorted descending by ``order``, whose weights :func:`reach`
     the target, or the whole list if no prefix does; returns its length.
 
@@ -290,7 +290,7 @@ def nucleus(order, least, weights, n, target, beyond, keys, spare):  # type: ign
 
 
 @njit(cache=True, error_model="numpy")
-def permit(logits, mask):  # type: ignore[no-untyped-def]
+def permit(logits, mask):
     """``logits[i] = -inf`` where bit i of ``mask`` is 0; ``mask`` is uint32 [at least ceil(n_vocab / 32)], the lowest bit of
     a word first."""
     for first in range(0, logits.size, 32):
@@ -304,14 +304,14 @@ def permit(logits, mask):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def add_bias(logits, ids, bias):  # type: ignore[no-untyped-def]
+def add_bias(logits, ids, bias):
     """``logits[ids[i]] += bias[i]``; ids are distinct."""
     for i in range(ids.size):
         logits[ids[i]] = logits[ids[i]] + bias[i]
 
 
 @njit(cache=True, error_model="numpy")
-def penalize(logits, recent, counts, repeat, frequency, presence):  # type: ignore[no-untyped-def]
+def penalize(logits, recent, counts, repeat, frequency, presence):
     """Penalize the tokens in ``recent`` (int64), each once, whatever their order: a positive logit is divided by
     ``repeat``, any other multiplied by it, then ``frequency`` * occurrences + ``presence`` is subtracted.
 
@@ -333,7 +333,7 @@ def penalize(logits, recent, counts, repeat, frequency, presence):  # type: igno
 
 
 @njit(cache=True, error_model="numpy")
-def top_k(values, ids, n, k, keys, spare, out_values, out_ids):  # type: ignore[no-untyped-def]
+def top_k(values, ids, n, k, keys, spare, out_values, out_ids):
     """The k largest entries, sorted descending; all entries, sorted, if there are no more than k."""
     k = min(n, k)
     if k > FEW:
@@ -344,7 +344,7 @@ def top_k(values, ids, n, k, keys, spare, out_values, out_ids):  # type: ignore[
 
 
 @njit(cache=True, error_model="numpy")
-def typical(values, ids, n, p, weights, scores, partial, keys, spare, out_values, out_ids):  # type: ignore[no-untyped-def]
+def typical(values, ids, n, p, weights, scores, partial, keys, spare, out_values, out_ids):
     """Locally typical sampling: the fewest entries, nearest first, whose information content is nearest the entropy and
     whose probabilities add up to more than p; ties by place.  Source: Meister et al. 2022.
 
@@ -375,7 +375,7 @@ def typical(values, ids, n, p, weights, scores, partial, keys, spare, out_values
 
 
 @njit(cache=True, error_model="numpy")
-def top_p(values, ids, n, p, weights, partial, keys, spare, out_values, out_ids):  # type: ignore[no-untyped-def]
+def top_p(values, ids, n, p, weights, partial, keys, spare, out_values, out_ids):
     """Nucleus sampling: the fewest entries, most probable first, whose probabilities add up to at least p.
     Source: Holtzman et al. 2019."""
     top = values[argmax(values, n)]
@@ -388,7 +388,7 @@ def top_p(values, ids, n, p, weights, partial, keys, spare, out_values, out_ids)
 
 
 @njit(cache=True, error_model="numpy")
-def min_p(values, ids, n, log_p, out_values, out_ids):  # type: ignore[no-untyped-def]
+def min_p(values, ids, n, log_p, out_values, out_ids):
     """The entries at least p times as probable as the most probable one, in the order of the list; ``log_p`` is
     log(p).  Source: Nguyen et al. 2024."""
     least = values[argmax(values, n)] + log_p
@@ -405,7 +405,7 @@ def min_p(values, ids, n, log_p, out_values, out_ids):  # type: ignore[no-untype
 
 
 @njit(cache=True, error_model="numpy")
-def draw(values, ids, n, temperature, seed, position):  # type: ignore[no-untyped-def]
+def draw(values, ids, n, temperature, seed, position):
     """The token with the largest logit / temperature + gumbel(seed, position, token), ties to the lower id: a sample
     of softmax(logit / temperature)."""
     best = -_INF
@@ -425,7 +425,7 @@ def draw(values, ids, n, temperature, seed, position):  # type: ignore[no-untype
 
 
 @njit(cache=True, error_model="numpy")
-def log_softmax(logits, weights, partial):  # type: ignore[no-untyped-def]
+def log_softmax(logits, weights, partial):
     """(max, log of the sum of exp(logit - max)) of a whole vocabulary, in the order of token ids: the log-probability
     of a token is (its logit - the first) - the second."""
     n = logits.size

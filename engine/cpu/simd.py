@@ -281,7 +281,7 @@ class Code:
 
     # --- loops and scalars -------------------------------------------------------------------------------------
 
-    def loop(self, stop: ir.Value | int, start: ir.Value | int = 0, step: ir.Value | int = 1):  # type: ignore[no-untyped-def]
+    def loop(self, stop: ir.Value | int, start: ir.Value | int = 0, step: ir.Value | int = 1):
         """``with code.loop(n) as i:`` runs the block for i = start, start + step, ... below stop; int64."""
         return self._loop(*(ir.Constant(I64, n) if isinstance(n, int) else n for n in (stop, start, step)))
 
@@ -387,7 +387,7 @@ class Code:
         return [low.shuffle([k, 2 + k, 8 + k, 10 + k, 4 + k, 6 + k, 12 + k, 14 + k], high) for k in range(2)]
 
 
-def data_of(context, builder, array_type, array) -> ir.Value:  # type: ignore[no-untyped-def]
+def data_of(context, builder, array_type, array) -> ir.Value:
     """The address of an array's first byte, in the code of an intrinsic of Numba."""
     if array_type.layout != "C":
         raise TypeError(f"a kernel needs contiguous arrays, not {array_type}")

@@ -9,7 +9,7 @@ from engine import numerics
 
 
 @njit(cache=True, error_model="numpy")
-def softcap(x, cap, first, last):  # type: ignore[no-untyped-def]
+def softcap(x, cap, first, last):
     """x = cap * tanh(x / cap), in place, for the elements [first, last); x float32 [n]."""
     part = x[first:last]
     for i in range(part.size):

@@ -30,13 +30,13 @@ _ZERO = f32(0.0)
 
 
 @njit(cache=True, error_model="numpy")
-def strikes(seed, position, probability):  # type: ignore[no-untyped-def]
+def strikes(seed, position, probability):
     """Whether tokens are excluded at ``position``; probability float32."""
     return uniform(u64(seed) ^ XTC_SEED, position, 0) < probability
 
 
 @njit(cache=True, error_model="numpy")
-def exclude(values, ids, n, threshold, weights, partial, out_values, out_ids):  # type: ignore[no-untyped-def]
+def exclude(values, ids, n, threshold, weights, partial, out_values, out_ids):
     """Write the list without the excluded entries, in its order, and return its length; weights float32 [n], partial
     float32 [ceil(n / 256)].  An entry without probability is never the one that stays."""
     softmax_weights(values, n, values[argmax(values, n)], weights)

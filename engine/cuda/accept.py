@@ -71,7 +71,7 @@ _LISTS = (I32P, F32P, I32P)
 
 
 @device
-def warp_max(key):  # type: ignore[no-untyped-def]
+def warp_max(key):
     """The largest uint64 of a warp's lanes, in every lane."""
     for step in range(5):
         lane = I(16) >> I(step)
@@ -82,7 +82,7 @@ def warp_max(key):  # type: ignore[no-untyped-def]
 
 
 @device
-def first_refused(stays):  # type: ignore[no-untyped-def]
+def first_refused(stays):
     """The lowest lane of a warp whose ``stays`` is false, in every lane; there must be such a lane."""
     lane = I(cuda.threadIdx.x & 31)
     first = I(31) if stays else lane
@@ -95,9 +95,7 @@ def first_refused(stays):  # type: ignore[no-untyped-def]
 
 
 @device
-def end_step(  # type: ignore[no-untyped-def]
-    mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, ring, pairs, ring_slots, step
-):
+def end_step(mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, ring, pairs, ring_slots, step):
     """Commit the step of an entry whose tokens are the ``mine`` of lanes 0 .. n and whose next one has ``own`` rows at most.
     One warp calls it, when no thread reads the inputs any more.  All pointers are to the entry's own part.
 
@@ -128,7 +126,7 @@ def end_step(  # type: ignore[no-untyped-def]
 
 
 @device
-def rows_to_place(rows):  # type: ignore[no-untyped-def]
+def rows_to_place(rows):
     """How many rows of the next step get their positions: those of the entry; if it is alone, all 16, because its next step
     may have more drafts."""
     return I(MOST_ROWS) if cuda.gridDim.x == 1 else I(rows)
@@ -148,7 +146,7 @@ def _accept_exact() -> DeviceFunction:
     most_drafts = MOST_ROWS - 1
 
     @cuda.jit
-    def accept(  # type: ignore[no-untyped-def]
+    def accept(
         found,
         starts,
         n_ctx,
@@ -212,7 +210,7 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
     most_drafts = MOST_ROWS - 1
 
     @cuda.jit
-    def accept(  # type: ignore[no-untyped-def]
+    def accept(
         found,
         starts,
         n_ctx,
@@ -394,7 +392,7 @@ def lay_out() -> KernelCode:
     token of each answer, and history.  Grid: 1 block of a warp, lane r for row r."""
 
     @cuda.jit
-    def lay_out(layout, n_ctx, at, history, tokens, positions, sequences, starts):  # type: ignore[no-untyped-def]
+    def lay_out(layout, n_ctx, at, history, tokens, positions, sequences, starts):
         let_next_begin()
         row = I(cuda.threadIdx.x)
         wait_for_inputs()
@@ -428,9 +426,7 @@ def begin_draft(rows: int, anchored: bool) -> KernelCode:
     certain token of the last entry that has some.  Grid: a block per entry, of a warp."""
 
     @cuda.jit
-    def begin_draft(  # type: ignore[no-untyped-def]
-        starts, target_positions, target_sequences, n_ctx, history, tokens, positions, sequences, anchor
-    ):
+    def begin_draft(starts, target_positions, target_sequences, n_ctx, history, tokens, positions, sequences, anchor):
         let_next_begin()
         lane = I(cuda.threadIdx.x)
         entry = I(cuda.blockIdx.x)
@@ -465,9 +461,7 @@ def propose(scripted: bool) -> KernelCode:
     """
 
     @cuda.jit
-    def propose(  # type: ignore[no-untyped-def]
-        found, n_entries, rows, draft, n_ctx, starts, tokens, positions, sequences, history, script, out
-    ):
+    def propose(found, n_entries, rows, draft, n_ctx, starts, tokens, positions, sequences, history, script, out):
         let_next_begin()
         entry = I(cuda.threadIdx.x)
         token = I(0)

@@ -19,7 +19,7 @@ def add(scaled: bool = False) -> KernelCode:
     """z = x + y, y repeated; if ``scaled``, y is multiplied by ``factor``."""
 
     @cuda.jit
-    def add(x, y, n, m, factor, z):  # type: ignore[no-untyped-def]
+    def add(x, y, n, m, factor, z):
         let_next_begin()
         i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
         wait_for_inputs()
@@ -37,7 +37,7 @@ def scale() -> KernelCode:
     """z = x * factor."""
 
     @cuda.jit
-    def scale(x, factor, n, z):  # type: ignore[no-untyped-def]
+    def scale(x, factor, n, z):
         let_next_begin()
         i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
         wait_for_inputs()

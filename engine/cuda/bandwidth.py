@@ -42,7 +42,7 @@ def read_sum() -> KernelCode:
     """Sums per thread.  Grid: as many blocks as the layout of data has, of THREADS threads."""
 
     @cuda.jit
-    def read_sum(data, steps, sums):  # type: ignore[no-untyped-def]
+    def read_sum(data, steps, sums):
         let_next_begin()
         thread = I(cuda.threadIdx.x)
         p = advance(data, np.int64(cuda.blockIdx.x) * steps * STEP + 4 * thread)

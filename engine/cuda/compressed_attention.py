@@ -95,7 +95,7 @@ def append(half: bool, mixed: bool) -> KernelCode:
     put = setter(half)
 
     @cuda.jit
-    def append(x, d, positions, sequences, table, stride, latents):  # type: ignore[no-untyped-def]
+    def append(x, d, positions, sequences, table, stride, latents):
         let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
@@ -187,7 +187,7 @@ def make_chunk(of: Layout) -> tuple[DeviceFunction, DeviceFunction]:
     steps, step_tile, step_p = CHUNK // AT_ONCE, AT_ONCE * pitch, AT_ONCE * apart
 
     @device
-    def begin(q, shared, first, n, thread, scale):  # type: ignore[no-untyped-def]
+    def begin(q, shared, first, n, thread, scale):
         for k in range(rounds):
             i = I(thread + k * THREADS)
             if exact or i < n_query:
@@ -200,7 +200,7 @@ def make_chunk(of: Layout) -> tuple[DeviceFunction, DeviceFunction]:
                 keep4(shared, to, e, f, g, h)
 
     @device
-    def weigh(shared, thread, a, b):  # type: ignore[no-untyped-def]
+    def weigh(shared, thread, a, b):
         """From scores to weights, maxima and sums, one head per warp at a time."""
         lane = I(thread & 31)
         for k in range(own_tasks):
@@ -225,7 +225,7 @@ def make_chunk(of: Layout) -> tuple[DeviceFunction, DeviceFunction]:
                 numbers[tasks] = U(float_bits(total))
 
     @device
-    def one_chunk(source, shared, thread, a, b, total):  # type: ignore[no-untyped-def]
+    def one_chunk(source, shared, thread, a, b, total):
         scores = cuda.local.array(n_scores, np.float32)
         warp, lane = I(thread >> 5), I(thread & 31)
         places = advance(shared, I(places_at))
@@ -273,7 +273,7 @@ def make_chunk(of: Layout) -> tuple[DeviceFunction, DeviceFunction]:
 
 
 @device
-def list_place(chosen, t, top_k, c, count, lane, table):  # type: ignore[no-untyped-def]
+def list_place(chosen, t, top_k, c, count, lane, table):
     """Where the compressed row is that is entry ``lane`` of chunk c of a row's list of ``count`` entries; the last one
     instead of one that does not exist.  table: the pages of compressed rows of the row's sequence."""
     entry = min(I(c * CHUNK + lane), I(count - 1))
@@ -282,13 +282,13 @@ def list_place(chosen, t, top_k, c, count, lane, table):  # type: ignore[no-unty
 
 
 @device
-def checked_scale(scale, chosen, t, top_k, count):  # type: ignore[no-untyped-def]
+def checked_scale(scale, chosen, t, top_k, count):
     """The scale of scores of a row whose list has ``count`` entries: NaN if scores of the indexer were not finite."""
     return F(np.nan) if top_k > 0 and count > 0 and chosen[np.int64(t) * top_k] < 0 else scale
 
 
 @device
-def listed_rows(position, ratio, top_k):  # type: ignore[no-untyped-def]
+def listed_rows(position, ratio, top_k):
     """The number of entries of a row's list."""
     n = I(I(position + 1) // ratio) if ratio > 0 else I(0)
     return min(n, I(top_k)) if top_k > 0 else n
@@ -330,7 +330,7 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
     n_sums, own_tasks, places_at, numbers_at = 2 * tasks, tasks // WARPS, of.places, of.places + CHUNK
 
     @device
-    def join(shared, thread, first):  # type: ignore[no-untyped-def]
+    def join(shared, thread, first):
         """Join, for each head, maximum and sum in numbers ``first`` and ``first`` + 1 to those in the next two; the factors
         of values before and of new ones are in the first two afterwards."""
         if (thread & 31) == 0:
@@ -346,7 +346,7 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
         cuda.syncthreads()
 
     @device
-    def scaled(shared, first, x, total):  # type: ignore[no-untyped-def]
+    def scaled(shared, first, x, total):
         """x = x * before + here * total, with the factors in numbers ``first`` and ``first`` + 1 of each head."""
         own = advance(shared, I(numbers_at + I(first * tasks)))
         for t in range(tasks):
@@ -355,14 +355,14 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
             x[2 * t + 1] = fma(x[2 * t + 1], before, here * total[2 * t + 1])
 
     @device
-    def clear(shared, thread, first):  # type: ignore[no-untyped-def]
+    def clear(shared, thread, first):
         """No maximum and no sum in numbers ``first`` and ``first`` + 1 of each head."""
         if thread < tasks:
             own = advance(shared, I(numbers_at + I(first * tasks) + thread))
             own[0], own[tasks] = U(float_bits(F(-np.inf))), U(0)
 
     @device
-    def end_group(shared, thread, inner, result):  # type: ignore[no-untyped-def]
+    def end_group(shared, thread, inner, result):
         """Join the current group, which has a chunk, to those before it, and begin the next one."""
         join(shared, thread, I(2))
         scaled(shared, I(2), result, inner)
@@ -372,7 +372,7 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
         clear(shared, thread, I(2))
 
     @cuda.jit
-    def attend_compressed(  # type: ignore[no-untyped-def]
+    def attend_compressed(
         q,
         latents,
         table,
@@ -484,7 +484,7 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
     n_sums, places_at, numbers_at = 2 * tasks, of.places, of.places + CHUNK
 
     @cuda.jit
-    def attend_compressed_chunks(  # type: ignore[no-untyped-def]
+    def attend_compressed_chunks(
         q,
         latents,
         table,
@@ -563,9 +563,7 @@ def join_compressed(d: int, group: int = GROUP) -> KernelCode:
     n_weights, n_values = 2 * AT_A_TIME, 4 * AT_A_TIME
 
     @cuda.jit
-    def join_compressed(  # type: ignore[no-untyped-def]
-        weights, sums, positions, n_head, window, ratio, top_k, slots, listed, sinks, out
-    ):
+    def join_compressed(weights, sums, positions, n_head, window, ratio, top_k, slots, listed, sinks, out):
         let_next_begin()
         pairs = cuda.local.array(n_weights, np.float32)
         values = cuda.local.array(n_values, np.float32)

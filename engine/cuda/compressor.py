@@ -37,7 +37,7 @@ def make_completed(mixed: bool) -> DeviceFunction:
     item; -1 if the pass does not complete it, or if the item is a row that is a copy of the row before it."""
 
     @device
-    def of_row(positions, sequences, rows, ratio, item):  # type: ignore[no-untyped-def]
+    def of_row(positions, sequences, rows, ratio, item):
         position = I(positions[item])
         if I(position + 1) % ratio != 0:
             return I(-1)
@@ -46,7 +46,7 @@ def make_completed(mixed: bool) -> DeviceFunction:
         return I(position // ratio)
 
     @device
-    def of_pass(positions, sequences, rows, ratio, item):  # type: ignore[no-untyped-def]
+    def of_pass(positions, sequences, rows, ratio, item):
         start = I(positions[0])
         r = I(start // ratio + item)
         return r if I(r + 1) * ratio <= start + rows else I(-1)
@@ -67,7 +67,7 @@ def compress(d: int, half: bool, transposed: bool, mixed: bool) -> KernelCode:
     put, completed = setter(half), make_completed(mixed)
 
     @cuda.jit
-    def compress(  # type: ignore[no-untyped-def]
+    def compress(
         values,
         scores,
         rows,
@@ -153,7 +153,7 @@ def keep(mixed: bool) -> KernelCode:
     ``mixed``: rows may belong to several sequences.  Grid: (ceil(width / 256), rows)."""
 
     @cuda.jit
-    def keep(values, scores, rows, width, positions, sequences, length, pending):  # type: ignore[no-untyped-def]
+    def keep(values, scores, rows, width, positions, sequences, length, pending):
         let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()

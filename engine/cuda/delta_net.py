@@ -78,7 +78,7 @@ def make_part(d: int) -> DeviceFunction:
     n_runs = d // 32
 
     @device
-    def part(row, z, chains):  # type: ignore[no-untyped-def]
+    def part(row, z, chains):
         for k in range(4):
             chains[k] = F(0.0)
         for m in range(n_runs):
@@ -96,7 +96,7 @@ def make_dot(d: int) -> DeviceFunction:
     part = make_part(d)
 
     @device
-    def dot(row, z, chains):  # type: ignore[no-untyped-def]
+    def dot(row, z, chains):
         total = part(row, z, chains)
         total = total + lane_xor(total, I(4))
         total = total + lane_xor(total, I(2))
@@ -112,7 +112,7 @@ def make_spread(n: int, bit: int = 4) -> DeviceFunction:
     half, rest = n // 2, make_spread(max(1, n // 2), bit // 2) if bit > 1 else None
 
     @device
-    def spread(x, own):  # type: ignore[no-untyped-def]
+    def spread(x, own):
         if half > 0:
             upper = own & bit != 0
             for k in range(half):
@@ -138,14 +138,14 @@ def make_absorb(d: int, pitch: int, first: int = 0, n: int = SPAN) -> DeviceFunc
         low, high = make_absorb(d, pitch, first, n // 2), make_absorb(d, pitch, first + n // 2, n // 2)
 
         @device
-        def absorb(state, u, left, keys):  # type: ignore[no-untyped-def]
+        def absorb(state, u, left, keys):
             low(state, u, left, keys)
             high(state, u, left, keys)
 
         return absorb
 
     @device
-    def absorb_one(state, u, left, keys):  # type: ignore[no-untyped-def]
+    def absorb_one(state, u, left, keys):
         delta = left[first] * u[first]
         for m in range(n_runs):
             words = vector4(keys, first * pitch + 32 * m)
@@ -192,14 +192,14 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
     n_each = n_before_deltas // THREADS
 
     @device
-    def around(i, n):  # type: ignore[no-untyped-def]
+    def around(i, n):
         """i modulo n, for -n <= i < 2 n."""
         if i < 0:
             return I(i + n)
         return I(i - n) if i >= n else i
 
     @device
-    def take_key(key, z):  # type: ignore[no-untyped-def]
+    def take_key(key, z):
         """key = the lane's elements of a vector in shared memory, z: from element 4 l on."""
         for m in range(n_runs):
             words = vector4(z, 32 * m)
@@ -207,13 +207,13 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 key[4 * m + k] = bits_float(I(words[k]))
 
     @device
-    def put_key(to, key):  # type: ignore[no-untyped-def]
+    def put_key(to, key):
         """Store the lane's elements of a key; to: from element 4 l on."""
         for m in range(n_runs):
             store4(to, 32 * m, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
 
     @device
-    def fetch(x, first, rows, width, channels, thread, new):  # type: ignore[no-untyped-def]
+    def fetch(x, first, rows, width, channels, thread, new):
         """Start loading x of the thread's channels of q and k, of rows first .. first + batch - 1."""
         for n in range(n_channels):
             for b in range(batch):
@@ -222,7 +222,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     new[n * batch + b] = x[I(I(first + b) * width) + channels[n]]
 
     @cuda.jit
-    def delta_net(  # type: ignore[no-untyped-def]
+    def delta_net(
         x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, slots, ring, states, keys,
         deltas, decays, out,
     ):  # fmt: skip
@@ -531,7 +531,7 @@ def _make_gated_norm(d: int) -> DeviceFunction:
     squares = make_squares(d)
 
     @device
-    def gated_norm(x, gate, weight, eps, at):  # type: ignore[no-untyped-def]
+    def gated_norm(x, gate, weight, eps, at):
         lane = I(cuda.threadIdx.x & 31)
         whole = cuda.local.array(n_x, np.float32)
         within = I(U(at) % U(d))
@@ -557,7 +557,7 @@ def gated_norm(d: int) -> KernelCode:
     normalize = _make_gated_norm(d)
 
     @cuda.jit
-    def gated_norm(x, weight, gate, eps, n, y):  # type: ignore[no-untyped-def]
+    def gated_norm(x, weight, gate, eps, n, y):
         let_next_begin()
         thread = I(cuda.threadIdx.x & (RUN - 1))
         at = I(I(cuda.blockIdx.x * RUN) + (thread & ~31))
@@ -582,7 +582,7 @@ def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> KernelCode:
     store = make_store(unit, wide)
 
     @cuda.jit
-    def gated_norm_quantize(x, weight, gate, eps, columns, q, scales, sums):  # type: ignore[no-untyped-def]
+    def gated_norm_quantize(x, weight, gate, eps, columns, q, scales, sums):
         let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         row, run = I(cuda.blockIdx.y & 0xFFFF), I(cuda.blockIdx.x & 0xFFFF)

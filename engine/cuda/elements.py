@@ -6,25 +6,25 @@ from engine.cuda.runtime.kinds import DeviceFunction
 
 
 @device
-def get_half(p, i):  # type: ignore[no-untyped-def]
+def get_half(p, i):
     """Element i of an array of float16."""
     return half_to_float(halves(p)[i])
 
 
 @device
-def get_float(p, i):  # type: ignore[no-untyped-def]
+def get_float(p, i):
     """Element i of an array of float32."""
     return p[i]
 
 
 @device
-def set_half(p, i, x):  # type: ignore[no-untyped-def]
+def set_half(p, i, x):
     """Store x as element i of an array of float16."""
     halves(p)[i] = stored_half(x)
 
 
 @device
-def set_float(p, i, x):  # type: ignore[no-untyped-def]
+def set_float(p, i, x):
     """Store x as element i of an array of float32."""
     p[i] = finite(x)
 

@@ -42,7 +42,7 @@ def embed_quantized(format: str) -> KernelCode:
     apart = type_ in _SIGNED_SCALES
 
     @device
-    def write(j, words, h, low, high, d, dm, r, factor, y):  # type: ignore[no-untyped-def]
+    def write(j, words, h, low, high, d, dm, r, factor, y):
         """Write the lane's 8 weights of positions 32 j .. 32 j + 31; j is a constant, so that words[k] is a register."""
         a = block(words, j)
         for part in range(2):
@@ -65,7 +65,7 @@ def embed_quantized(format: str) -> KernelCode:
                 y[32 * j + 16 * part + k] = value * factor
 
     @device
-    def write_unit(j, words, r, factor, y):  # type: ignore[no-untyped-def]
+    def write_unit(j, words, r, factor, y):
         """Write the lane's 4 weights of unit j, of 16 positions."""
         a, f = block(words, j), factors(words, j)
         q, d = (a[1], f[1]) if r == 1 else (a[0], f[0])
@@ -73,7 +73,7 @@ def embed_quantized(format: str) -> KernelCode:
             y[16 * j + k] = d * f32(signed_byte(q, k)) * factor
 
     @device
-    def write_all(words, r, factor, y):  # type: ignore[no-untyped-def]
+    def write_all(words, r, factor, y):
         """Write the lane's weights of a block of one unit."""
         h = header(words)
         f = factors(words, 0)
@@ -92,7 +92,7 @@ def embed_quantized(format: str) -> KernelCode:
             write(7, words, h, low, high, d, dm, r, factor, y)
 
     @device
-    def write_units(words, r, factor, y):  # type: ignore[no-untyped-def]
+    def write_units(words, r, factor, y):
         """Write the lane's weights of a block of four units."""
         write_unit(0, words, r, factor, y)
         write_unit(1, words, r, factor, y)
@@ -102,7 +102,7 @@ def embed_quantized(format: str) -> KernelCode:
     write_block = write_units if of_units else write_all
 
     @cuda.jit
-    def embed_quantized(records, tokens, blocks, factor, out):  # type: ignore[no-untyped-def]
+    def embed_quantized(records, tokens, blocks, factor, out):
         let_next_begin()
         lane = I(cuda.threadIdx.x & 31)
         u = I(cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5))
@@ -126,7 +126,7 @@ def embed_float(format: str) -> KernelCode:
     load_float = make_load_float(T[format])
 
     @cuda.jit
-    def embed_float(weight, tokens, columns, factor, out):  # type: ignore[no-untyped-def]
+    def embed_float(weight, tokens, columns, factor, out):
         let_next_begin()
         i = I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         t = np.int64(cuda.blockIdx.y)

@@ -16,7 +16,7 @@ I = np.int32  # noqa: E741
 
 
 @device
-def fold32(x):  # type: ignore[no-untyped-def]
+def fold32(x):
     """The folded sum of the x of a warp's lanes, in every lane."""
     x = x + lane_xor(x, I(16))
     x = x + lane_xor(x, I(8))
@@ -26,7 +26,7 @@ def fold32(x):  # type: ignore[no-untyped-def]
 
 
 @device
-def fold256(x, chains):  # type: ignore[no-untyped-def]
+def fold256(x, chains):
     """The folded sum of the x of a block's 256 threads, in every thread; ``chains`` is shared memory, float32 [256]."""
     thread = I(cuda.threadIdx.x)
     lane = I(thread & 31)
@@ -45,7 +45,7 @@ def make_squares(n: int) -> DeviceFunction:
     n_chains = max(width // 32, 1)
 
     @device
-    def squares(x):  # type: ignore[no-untyped-def]
+    def squares(x):
         chains = cuda.local.array(n_chains, np.float32)
         for c in range(n_chains):
             chains[c] = F(0.0)

@@ -22,7 +22,7 @@ def activate(kind: str) -> KernelCode:
     of = ACTIVATIONS[kind]
 
     @cuda.jit
-    def activate(gate, up, n, a, b, c, d, y):  # type: ignore[no-untyped-def]
+    def activate(gate, up, n, a, b, c, d, y):
         let_next_begin()
         i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
         wait_for_inputs()

@@ -29,7 +29,7 @@ def repeat() -> KernelCode:
     """out [rows, n * width] = x [rows, width], n times.  Grid: (ceil(n * width / 256), rows)."""
 
     @cuda.jit
-    def repeat(x, n, width, out):  # type: ignore[no-untyped-def]
+    def repeat(x, n, width, out):
         let_next_begin()
         t, i = np.int64(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
@@ -40,7 +40,7 @@ def repeat() -> KernelCode:
 
 
 @device
-def of_row(c, lane):  # type: ignore[no-untyped-def]
+def of_row(c, lane):
     """The sum of the four elements of C in the row of this lane."""
     first = I(lane & 12)
     a, b = lane_from(c, first), lane_from(c, I(first + 1))
@@ -48,7 +48,7 @@ def of_row(c, lane):  # type: ignore[no-untyped-def]
 
 
 @device
-def of_column(c, lane):  # type: ignore[no-untyped-def]
+def of_column(c, lane):
     """The sum of the four elements of C in the column of this lane."""
     first = I(lane & 3)
     a, b = lane_from(c, first), lane_from(c, I(first + 4))
@@ -56,7 +56,7 @@ def of_column(c, lane):  # type: ignore[no-untyped-def]
 
 
 @device
-def most_of_row(c, lane):  # type: ignore[no-untyped-def]
+def most_of_row(c, lane):
     """The largest of the four elements of C in the row of this lane."""
     first = I(lane & 12)
     a, b = lane_from(c, first), lane_from(c, I(first + 1))
@@ -68,7 +68,7 @@ def stream_weights() -> KernelCode:
     """The weights of each row of m [rows, columns], 4 or 24 columns.  Grid: (rows,)."""
 
     @cuda.jit
-    def stream_weights(m, columns, scale, base, epsilon, rounds, out):  # type: ignore[no-untyped-def]
+    def stream_weights(m, columns, scale, base, epsilon, rounds, out):
         let_next_begin()
         lane = I(cuda.threadIdx.x)
         row = np.int64(cuda.blockIdx.x) * columns
@@ -98,7 +98,7 @@ def collapse() -> KernelCode:
     """out = u.  Grid: (ceil(n / 256), rows)."""
 
     @cuda.jit
-    def collapse(x, weights, columns, n, out):  # type: ignore[no-untyped-def]
+    def collapse(x, weights, columns, n, out):
         let_next_begin()
         t, i = np.int64(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
@@ -116,7 +116,7 @@ def expand() -> KernelCode:
     """out = x', which is not x.  Grid: (ceil(n / 256), rows)."""
 
     @cuda.jit
-    def expand(x, y, weights, n, out):  # type: ignore[no-untyped-def]
+    def expand(x, y, weights, n, out):
         let_next_begin()
         streams = cuda.local.array(N, np.float32)
         t, i = np.int64(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)

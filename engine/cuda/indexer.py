@@ -82,7 +82,7 @@ def score(n_head: int, d: int, half: bool, mixed: bool) -> KernelCode:
     n_values = 2 * step
 
     @device
-    def place_queries(queries, shared, first, thread):  # type: ignore[no-untyped-def]
+    def place_queries(queries, shared, first, thread):
         """Queries of the heads from ``first`` on, [d, pitch], to shared memory; 0 for heads that do not exist."""
         i = thread
         while i < n_query:
@@ -91,7 +91,7 @@ def score(n_head: int, d: int, half: bool, mixed: bool) -> KernelCode:
             i = I(i + 32 * WARPS)
 
     @device
-    def multiply(keys, shared, warp, lane, dots):  # type: ignore[no-untyped-def]
+    def multiply(keys, shared, warp, lane, dots):
         """The products of a warp's heads with the lane's two rows, dots [heads, 2]."""
         values = cuda.local.array(n_values, np.float32)
         for k in range(n_dots):
@@ -112,9 +112,7 @@ def score(n_head: int, d: int, half: bool, mixed: bool) -> KernelCode:
                     dots[2 * k + 1] = fma(of_heads[k], values[2 * e + 1], dots[2 * k + 1])
 
     @cuda.jit
-    def score(  # type: ignore[no-untyped-def]
-        q, w, factor, keys, positions, sequences, table, stride, ratio, top_k, parts, scores
-    ):
+    def score(q, w, factor, keys, positions, sequences, table, stride, ratio, top_k, parts, scores):
         let_next_begin()
         shared = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         dots = cuda.local.array(n_dots, np.float32)
@@ -164,7 +162,7 @@ NAN_KEY = u32(0xFFFFFFFF)
 
 
 @device
-def key_of(x):  # type: ignore[no-untyped-def]
+def key_of(x):
     """A uint32 that orders as the score x does."""
     return u32(order_key(x)) ^ u32(0x80000000)
 
@@ -179,7 +177,7 @@ def choose(threads: int) -> KernelCode:
     n_warps = threads // 32
 
     @device
-    def over_block(count, partial, warp, lane):  # type: ignore[no-untyped-def]
+    def over_block(count, partial, warp, lane):
         """The sum of a count of all threads; two calls in turn need different memory ``partial`` [32]."""
         count = lanes_sum(count)
         if lane == 0:
@@ -188,7 +186,7 @@ def choose(threads: int) -> KernelCode:
         return lanes_sum(partial[lane] if lane < n_warps else I(0))
 
     @device
-    def before(count, counts, partial, thread, warp, lane):  # type: ignore[no-untyped-def]
+    def before(count, counts, partial, thread, warp, lane):
         """The sum of a count of the threads before this one; counts [threads]."""
         counts[thread] = count
         of_warp = lanes_sum(count)
@@ -201,7 +199,7 @@ def choose(threads: int) -> KernelCode:
         return total
 
     @cuda.jit
-    def choose(scores, stride, positions, ratio, top_k, chosen):  # type: ignore[no-untyped-def]
+    def choose(scores, stride, positions, ratio, top_k, chosen):
         let_next_begin()
         counts = cuda.shared.array(threads, np.int32)
         equals = cuda.shared.array(threads, np.int32)

@@ -41,7 +41,7 @@ def make_rotate(d: int, block: int) -> DeviceFunction:
     levels = int(math.log2(per))
 
     @device
-    def rotate(x):  # type: ignore[no-untyped-def]
+    def rotate(x):
         for k in range(n_x):
             x[k] = hadamard(x[k])
         for level in range(levels):
@@ -62,7 +62,7 @@ def _make_largest(per: int) -> DeviceFunction:
     of x, or 0 where that is below 2**-100."""
 
     @device
-    def largest(x, first):  # type: ignore[no-untyped-def]
+    def largest(x, first):
         bits = I(0)
         for k in range(per):
             bits = max(bits, I(float_bits(x[first + k]) & I(0x7FFFFFFF)))
@@ -73,7 +73,7 @@ def _make_largest(per: int) -> DeviceFunction:
 
 
 @device
-def _word(byte):  # type: ignore[no-untyped-def]
+def _word(byte):
     """The word of the low bytes of four adjacent lanes, in each of them."""
     lane = I(cuda.threadIdx.x & 31)
     word = I(I(byte & I(0xFF)) << I(8 * (lane & 3)))
@@ -88,7 +88,7 @@ def make_store_query(d: int, block: int) -> DeviceFunction:
     largest = _make_largest(per)
 
     @device
-    def store_query(x, words, scales):  # type: ignore[no-untyped-def]
+    def store_query(x, words, scales):
         lane = I(cuda.threadIdx.x & 31)
         for b in range(blocks):
             amax = largest(x, b * per)
@@ -119,7 +119,7 @@ def make_store(of: CacheType, d: int, by_position: bool) -> DeviceFunction:
     overflowed = VALUE_OVERFLOWED if by_position else KEY_OVERFLOWED
 
     @device
-    def put_key(chunk, j, k, value):  # type: ignore[no-untyped-def]
+    def put_key(chunk, j, k, value):
         """Store the integer of element ``lane + 32 k``."""
         lane = I(cuda.threadIdx.x & 31)
         word = _word(I(value >> I(bits - 8)))
@@ -132,20 +132,20 @@ def make_store(of: CacheType, d: int, by_position: bool) -> DeviceFunction:
                 chunk[I(low_words + I(4 * k + (lane >> 3)) * CHUNK + j)] = U(low)
 
     @device
-    def put_value(data, j, k, value):  # type: ignore[no-untyped-def]
+    def put_value(data, j, k, value):
         """Store the upper 8 bits."""
         lane = I(cuda.threadIdx.x & 31)
         data[I(I(I(j >> 2) * d + I(lane + 32 * k)) * 4 + (j & 3))] = np.uint8(I(value >> I(bits - 8)) & I(0xFF))
 
     @device
-    def put_low(data, j, b, k, low, high):  # type: ignore[no-untyped-def]
+    def put_low(data, j, b, k, low, high):
         """Store the lower 4 bits of elements k and k + B / 2 of block b, which share a byte."""
         data[I(I(low_words + I(j >> 2) * (d // 2) + I(b * half + k)) * 4 + (j & 3))] = np.uint8(
             I(low & I(15)) | I(I(high & I(15)) << I(4))
         )
 
     @device
-    def store(chunk, j, x):  # type: ignore[no-untyped-def]
+    def store(chunk, j, x):
         lane, data = I(cuda.threadIdx.x & 31), octets(chunk)
         values = cuda.local.array(per, np.int32)
         scales = halves(chunk)

@@ -110,19 +110,19 @@ def definitions(target: Target) -> str:
 
 
 @intrinsic
-def advance(typingctx, p, i):  # type: ignore[no-untyped-def]
+def advance(typingctx, p, i):
     """The pointer to ``p[i]``."""
     return p(p, i), lambda context, builder, sig, args: builder.gep(args[0], [args[1]])
 
 
 @intrinsic
-def settled(typingctx, x):  # type: ignore[no-untyped-def]
+def settled(typingctx, x):
     """x, of 32 bits or a pointer, in a register.  Without this, compilers compute it again wherever it is used, to save the
     register in the meantime."""
     wide = isinstance(x, types.CPointer)
     type_, text, kinds = (ir.IntType(64), "mov.b64 $0, $1;", "=l,l") if wide else (_I32, "mov.b32 $0, $1;", "=r,r")
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         assembly = ir.InlineAsm(ir.FunctionType(type_, [type_]), text, kinds, side_effect=True)
         if not wide:
             return builder.call(assembly, args)
@@ -132,25 +132,25 @@ def settled(typingctx, x):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def pointer(typingctx, array):  # type: ignore[no-untyped-def]
+def pointer(typingctx, array):
     """The pointer to element 0 of a shared array.  Numba lets array indices count from the end, which costs instructions at
     every access."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return context.make_array(sig.args[0])(context, builder, args[0]).data
 
     return types.CPointer(array.dtype)(array), codegen
 
 
 @intrinsic
-def halves(typingctx, p):  # type: ignore[no-untyped-def]
+def halves(typingctx, p):
     """The memory at p as uint16."""
     to = types.CPointer(types.uint16)
     return to(p), lambda context, builder, sig, args: builder.bitcast(args[0], context.get_value_type(to))
 
 
 @intrinsic
-def octets(typingctx, p):  # type: ignore[no-untyped-def]
+def octets(typingctx, p):
     """The memory at p as uint8."""
     to = types.CPointer(types.uint8)
     return to(p), lambda context, builder, sig, args: builder.bitcast(args[0], context.get_value_type(to))
@@ -162,8 +162,8 @@ def _make_load(instruction: str, n: int) -> DeviceFunction:
     registers = "$0" if n == 1 else "{" + ",".join(f"${k}" for k in range(n)) + "}"
 
     @intrinsic
-    def load(typingctx, p, i):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def load(typingctx, p, i):
+        def codegen(context, builder, sig, args):
             address = builder.gep(args[0], [args[1]])
             words = _asm(builder, f"{instruction} {registers}, [${n}];", [address], n, "l", effect=True, memory=True)
             return words if n == 1 else _tuple(context, builder, sig.return_type, words)
@@ -198,11 +198,11 @@ _prefetch = _differing("prefetch", ir.VoidType(), [ir.IntType(64), _I32], _prefe
 
 
 @intrinsic
-def prefetch(typingctx, p, i, n_bytes):  # type: ignore[no-untyped-def]
+def prefetch(typingctx, p, i, n_bytes):
     """Prefetch n_bytes of memory from p[i], both multiples of 16, into the L2 cache, where what other kernels write in the
     meantime is also seen: so it may come before ``wait_for_inputs``."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         address = builder.ptrtoint(builder.gep(args[0], [args[1]]), ir.IntType(64))
         _prefetch(builder, [address, args[2]])
         return context.get_dummy_value()
@@ -211,10 +211,10 @@ def prefetch(typingctx, p, i, n_bytes):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def store4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
+def store4(typingctx, p, i, a, b, c, d):
     """p[i : i + 4] = a, b, c, d, float32, 16 bytes aligned, in one store."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         address = builder.gep(args[0], [args[1]])
         words = [builder.bitcast(x, _I32) for x in args[2:]]
         text = "st.global.v4.u32 [$0], {$1,$2,$3,$4};"
@@ -235,8 +235,8 @@ def _shared_place(builder: ir.IRBuilder, p: ir.Value, i: ir.Value) -> ir.Value:
 
 def _make_vector(n: int) -> DeviceFunction:
     @intrinsic
-    def vector(typingctx, p, i):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def vector(typingctx, p, i):
+        def codegen(context, builder, sig, args):
             address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.VectorType(_I32, n).as_pointer())
             vector = builder.load(address, align=4 * n)
             parts = [builder.extract_element(vector, ir.Constant(_I32, k)) for k in range(n)]
@@ -254,10 +254,10 @@ vector2 = _make_vector(2)
 
 
 @intrinsic
-def keep4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
+def keep4(typingctx, p, i, a, b, c, d):
     """p[i : i + 4] = a, b, c, d, 32 bits each, in shared memory, 16 bytes aligned, in one store."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.VectorType(_I32, 4).as_pointer())
         vector = ir.Constant(ir.VectorType(_I32, 4), ir.Undefined)
         for k in range(4):
@@ -270,8 +270,8 @@ def keep4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
 
 def _make_copy(n: int, way: str) -> DeviceFunction:
     @intrinsic
-    def copy(typingctx, to, i, p, j, there):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def copy(typingctx, to, i, p, j, there):
+        def codegen(context, builder, sig, args):
             place = _shared_place(builder, args[0], args[1])
             known = builder.icmp_signed("!=", args[4], ir.Constant(_I32, 0))
             size = builder.select(known, ir.Constant(_I32, 4 * n), ir.Constant(_I32, 0))
@@ -296,8 +296,8 @@ p[j] need not exist).  The copy is asynchronous; see ``copies_wait``.  Compute c
 
 def _make_copies(instruction: str) -> DeviceFunction:
     @intrinsic
-    def copies(typingctx):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def copies(typingctx):
+        def codegen(context, builder, sig, args):
             _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
             return context.get_dummy_value()
 
@@ -319,8 +319,8 @@ copies_wait_but_one = _make_copies("cp.async.wait_group 1")
 
 def _make_dot2(half: str, signed: bool) -> DeviceFunction:
     @intrinsic
-    def dot2(typingctx, a, b, c):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def dot2(typingctx, a, b, c):
+        def codegen(context, builder, sig, args):
             return _asm(builder, f"dp2a.{half}.s32.{'s32' if signed else 'u32'} $0, $1, $2, $3;", args)
 
         return types.int32(types.uint32, types.uint32, types.int32), codegen
@@ -339,10 +339,10 @@ dot2_high_signed = _make_dot2("hi", True)
 
 
 @intrinsic
-def pick_bytes(typingctx, a, b, index):  # type: ignore[no-untyped-def]
+def pick_bytes(typingctx, a, b, index):
     """Four of the eight bytes of a (0 .. 3) and b (4 .. 7): nibble k of index selects byte k (PTX ISA, prmt)."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return _asm(builder, "prmt.b32 $0, $1, $2, $3;", args)
 
     return types.uint32(types.uint32, types.uint32, types.uint32), codegen
@@ -410,7 +410,7 @@ _mma16 = _differing("mma16", _STRUCT4, [_I32] * 3, _mma16_body)
 
 
 @intrinsic
-def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
+def mma32(typingctx, a0, a1, a2, a3, b0, b1):
     """One tensor-core product of a warp: 16 weight rows times 8 activation rows over 32 positions, int8, sums in int32.
 
     Lane 4 g + t passes the bytes at positions 4 t .. 4 t + 3 of weight rows g (a0) and g + 8 (a1), those at 16 + 4 t .. of
@@ -418,34 +418,34 @@ def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
     activation rows 2 t, 2 t + 1, 2 t, 2 t + 1 (PTX ISA, mma.m16n8k32).
     """
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return _tuple(context, builder, sig.return_type, _mma32(builder, args))
 
     return _SUMS4(*[types.uint32] * 6), codegen
 
 
 @intrinsic
-def mma32_onto(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+def mma32_onto(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     """``mma32`` added to int32 sums c0 .. c3."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return _tuple(context, builder, sig.return_type, _mma32_onto(builder, args))
 
     return _SUMS4(*[types.uint32] * 6, *[types.int32] * 4), codegen
 
 
 @intrinsic
-def mma16(typingctx, a0, a1, b0):  # type: ignore[no-untyped-def]
+def mma16(typingctx, a0, a1, b0):
     """One tensor-core product of a warp over 16 positions, int8, sums in int32; a0, a1, b0 and the result as in ``mma32``."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return _tuple(context, builder, sig.return_type, _mma16(builder, args))
 
     return _SUMS4(*[types.uint32] * 3), codegen
 
 
 @intrinsic
-def mma_half(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
+def mma_half(typingctx, a0, a1, a2, a3, b0, b1):
     """One tensor-core product of a warp: 16 rows times 8 columns over 16 positions, two float16 to a word, sums in float32;
     exact as long as everything is an integer and no sum of magnitudes exceeds 2**24.  Compute capability 8.0.
 
@@ -454,7 +454,7 @@ def mma_half(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
     2 t + 1 (PTX ISA, mma.m16n8k16).
     """
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         text = (
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$10,$10,$10};"
         )
@@ -472,8 +472,8 @@ def _make_shuffle(mode: str, is_float: bool, bounds: int = 31) -> DeviceFunction
     value = types.float32 if is_float else types.int32
 
     @intrinsic
-    def shuffle(typingctx, x, lane):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def shuffle(typingctx, x, lane):
+        def codegen(context, builder, sig, args):
             x = builder.bitcast(args[0], _I32) if is_float else args[0]
             text = f"shfl.sync.{mode}.b32 $0, $1, $2, {bounds}, 0xffffffff;"
             moved = _asm(builder, text, [x, args[1]], effect=True)
@@ -511,7 +511,7 @@ def _make_lanes(name: str) -> DeviceFunction:
     reduction = _differing(f"lanes_{name}", _I32, [_I32], body)
 
     @intrinsic
-    def reduce(typingctx, x):  # type: ignore[no-untyped-def]
+    def reduce(typingctx, x):
         return types.int32(types.int32), lambda context, builder, sig, args: reduction(builder, args)
 
     return reduce
@@ -534,8 +534,8 @@ def _make_control(instruction: str) -> DeviceFunction:
     call = _differing(instruction.replace(".", "_"), ir.VoidType(), [], body)
 
     @intrinsic
-    def control(typingctx):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def control(typingctx):
+        def codegen(context, builder, sig, args):
             call(builder, [])
             return context.get_dummy_value()
 
@@ -578,14 +578,14 @@ _HOLD = {n: _make_hold(n) for n in (4, 2, 1)}
 
 
 @intrinsic
-def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
+def hold(typingctx, x, never):
     """hold(x, never): everything that x, a tuple of 32-bit numbers and tuples, consists of has been computed at this point.
 
     Compilers move arithmetic towards its use, past ``wait_for_inputs``, where it would delay the result.  This adds another
     use, a store that they must keep, since they cannot know that the int32 ``never`` is 0.
     """
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         numbers = _numbers(builder, sig.args[0], args[0])
         while numbers:
             n = next(n for n in _HOLD if n <= len(numbers))

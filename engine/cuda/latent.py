@@ -47,12 +47,12 @@ def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -
     page_words = CHUNK * width // (2 if half else 1)
 
     @device
-    def turn(source, i, cos, sin):  # type: ignore[no-untyped-def]
+    def turn(source, i, cos, sin):
         a, b = source[2 * i], source[2 * i + 1]
         return fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
 
     @cuda.jit
-    def latent_rope(  # type: ignore[no-untyped-def]
+    def latent_rope(
         q, r, c, k, positions, sequences, table, angles, norm, factors, eps, n_head, stride, mixed, query, latents
     ):
         let_next_begin()

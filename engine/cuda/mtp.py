@@ -34,7 +34,7 @@ def keep_rows() -> KernelCode:
     """
 
     @cuda.jit
-    def keep_rows(ring, x, length, positions, sequences, mixed, rows, n):  # type: ignore[no-untyped-def]
+    def keep_rows(ring, x, length, positions, sequences, mixed, rows, n):
         let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
@@ -63,7 +63,7 @@ def beside() -> KernelCode:
     """
 
     @cuda.jit
-    def beside(e, hiddens, length, positions, sequences, mixed, n, m, out):  # type: ignore[no-untyped-def]
+    def beside(e, hiddens, length, positions, sequences, mixed, n, m, out):
         let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
@@ -85,7 +85,7 @@ def mtp_input(streams: int = 1) -> KernelCode:
     """
 
     @cuda.jit
-    def mtp_input(e, e_norm, hiddens, length, h_norm, positions, sequences, mixed, eps, n, out):  # type: ignore[no-untyped-def]
+    def mtp_input(e, e_norm, hiddens, length, h_norm, positions, sequences, mixed, eps, n, out):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         half, place = I(cuda.blockIdx.x), I(cuda.blockIdx.y)

@@ -31,7 +31,7 @@ def per_layer_inputs(n: int) -> KernelCode:
     n_x = -(-n // width)
 
     @cuda.jit
-    def per_layer_inputs(m, e, weight, scale, eps, out):  # type: ignore[no-untyped-def]
+    def per_layer_inputs(m, e, weight, scale, eps, out):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         x = cuda.local.array(n_x, np.float32)

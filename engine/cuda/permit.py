@@ -39,7 +39,7 @@ def permit(threads: int) -> KernelCode:
     """Apply masks in place.  Grid: ceil(words / threads), masks."""
 
     @cuda.jit
-    def permit(rows, stride, n_vocab, masks):  # type: ignore[no-untyped-def]
+    def permit(rows, stride, n_vocab, masks):
         let_next_begin()
         bits = cuda.shared.array(threads, np.int32)
         thread = I(cuda.threadIdx.x)

@@ -29,7 +29,7 @@ I = np.int32  # noqa: E741
 
 
 @device
-def hadamard(x):  # type: ignore[no-untyped-def]
+def hadamard(x):
     """The lane's element of the block times the Hadamard matrix of 32 rows; x is its element of the block."""
     lane = I(cuda.threadIdx.x & 31)
     # Both operands come from another register: x itself may be a product, and would be contracted with the sum.
@@ -42,27 +42,27 @@ def hadamard(x):  # type: ignore[no-untyped-def]
 
 
 @device
-def rotate(x):  # type: ignore[no-untyped-def]
+def rotate(x):
     """The lane's element of the rotated block; x is its element of the block."""
     return hadamard(x) * UNIT
 
 
 @device
-def largest(x):  # type: ignore[no-untyped-def]
+def largest(x):
     """The largest magnitude of a block, or 0 where that is below 2**-100."""
     amax = bits_float(lanes_max(I(float_bits(x) & I(0x7FFFFFFF))))
     return F(0.0) if amax < TINY else amax
 
 
 @device
-def to_int8(x, amax):  # type: ignore[no-untyped-def]
+def to_int8(x, amax):
     """The lane's integer of a block whose largest magnitude is amax."""
     inverse = F(127.0) / amax
     return round_product(x, F(0.0) if amax == F(0.0) else inverse)
 
 
 @device
-def store_query(x, b, words, scales):  # type: ignore[no-untyped-def]
+def store_query(x, b, words, scales):
     """Store block b of a query as int8."""
     lane = I(cuda.threadIdx.x & 31)
     amax = largest(x)
@@ -84,7 +84,7 @@ def make_store(d: int, bits: int, by_position: bool) -> DeviceFunction:
     n_blocks = d // BLOCK
 
     @device
-    def store(chunk, j, b, x):  # type: ignore[no-untyped-def]
+    def store(chunk, j, b, x):
         lane = I(cuda.threadIdx.x & 31)
         amax = largest(x)
         # Of four lanes, or of eight if an integer has four bits, each even one of the first four stores half a word.

@@ -34,7 +34,7 @@ LONG = 4096
 
 
 @device
-def inverse_rms(x, n, eps, chains):  # type: ignore[no-untyped-def]
+def inverse_rms(x, n, eps, chains):
     """r of the row at x, in every thread of the block."""
     values = cuda.local.array(AT_ONCE, np.float32)
     thread = I(cuda.threadIdx.x)
@@ -59,7 +59,7 @@ def rms_norm() -> KernelCode:
     """y = normalized x.  Grid: (parts, rows)."""
 
     @cuda.jit
-    def rms_norm(x, weight, eps, n, y):  # type: ignore[no-untyped-def]
+    def rms_norm(x, weight, eps, n, y):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         row = np.int64(cuda.blockIdx.y) * n
@@ -78,7 +78,7 @@ def rms_norm_add() -> KernelCode:
     """y = (residual + normalized x) * scale.  Grid: (parts, rows)."""
 
     @cuda.jit
-    def rms_norm_add(residual, x, weight, eps, scale, n, y):  # type: ignore[no-untyped-def]
+    def rms_norm_add(residual, x, weight, eps, scale, n, y):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         row = np.int64(cuda.blockIdx.y) * n
@@ -103,7 +103,7 @@ def _make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
     exact = n % width == 0 and width == NORM_CHAINS
 
     @device
-    def own(p, x):  # type: ignore[no-untyped-def]
+    def own(p, x):
         thread = I(cuda.threadIdx.x & 255)
         for k in range(n_x):
             x[k] = f32(0.0)
@@ -111,7 +111,7 @@ def _make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
                 x[k] = p[thread + k * width]
 
     @device
-    def inverse(x, eps, chains):  # type: ignore[no-untyped-def]
+    def inverse(x, eps, chains):
         total = f32(0.0)
         for k in range(n_x):
             total = fma(x[k], x[k], total)
@@ -130,7 +130,7 @@ def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> KernelCode:
     n_x, own_of, inverse = _make_row(n)
 
     @cuda.jit
-    def rms_norm_quantize(x, weight, eps, q, d, sums):  # type: ignore[no-untyped-def]
+    def rms_norm_quantize(x, weight, eps, q, d, sums):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
@@ -165,7 +165,7 @@ def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -
     n_x, own_of, inverse = _make_row(n)
 
     @cuda.jit
-    def rms_norm_add_quantize(residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums):  # type: ignore[no-untyped-def]
+    def rms_norm_add_quantize(residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))

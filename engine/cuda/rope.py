@@ -73,7 +73,7 @@ def notes(k_type: CacheType, v_type: CacheType) -> bool:
 
 
 @device
-def put_half(page, i, x):  # type: ignore[no-untyped-def]
+def put_half(page, i, x):
     """Store x as element i of a page of float16; returns its bits."""
     bits = stored_half(x)
     halves(page)[i] = bits
@@ -81,7 +81,7 @@ def put_half(page, i, x):  # type: ignore[no-untyped-def]
 
 
 @device
-def put_float(page, i, x):  # type: ignore[no-untyped-def]
+def put_float(page, i, x):
     """Store x as element i of a page of float32; returns its bits."""
     bits = U(float_bits(finite(x)))
     page[i] = bits
@@ -98,7 +98,7 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
         rotate_head, store_head = make_rotate(d, kind.block(d)), make_integer_store(kind, d, by_position)
 
         @device
-        def append_integers(x, pages, page, j, new):  # type: ignore[no-untyped-def]
+        def append_integers(x, pages, page, j, new):
             rotate_head(x)
             store_head(advance(pages, page * n_words), j, x)
 
@@ -109,7 +109,7 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
         store = make_store(d, kind.bits, by_position)
 
         @device
-        def append_blocks(x, pages, page, j, new):  # type: ignore[no-untyped-def]
+        def append_blocks(x, pages, page, j, new):
             to = advance(pages, page * n_words)
             for b in range(n_x):
                 store(to, j, b, rotate(x[b]))
@@ -119,7 +119,7 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
     put, n_words = put_half if kind.bits == 16 else put_float, kind.integer_words(d)
 
     @device
-    def append(x, pages, page, j, new):  # type: ignore[no-untyped-def]
+    def append(x, pages, page, j, new):
         lane = I(cuda.threadIdx.x & 31)
         to = advance(pages, page * n_words)
         for k in range(n_x):
@@ -176,7 +176,7 @@ def rope(
     v_squares = make_squares(d_v)
 
     @device
-    def keep_value(v, bias, head, positions, row, table, pages, eps, new, values):  # type: ignore[no-untyped-def]
+    def keep_value(v, bias, head, positions, row, table, pages, eps, new, values):
         """table: the pages of the row's sequence."""
         lane = I(cuda.threadIdx.x)
         x = cuda.local.array(n_v, np.float32)
@@ -204,14 +204,14 @@ def rope(
         append_value(x, values, page, I(position & (CHUNK - 1)), new)
 
     @device
-    def normalize(x, weight, eps):  # type: ignore[no-untyped-def]
+    def normalize(x, weight, eps):
         """Normalize a head of q or k, the lane's elements in x."""
         r = inverse_root(squares(x), F(d_k), eps)
         for j in range(n_x):
             x[j] = x[j] * r * weight[j]
 
     @cuda.jit
-    def rope(  # type: ignore[no-untyped-def]
+    def rope(
         q,
         k,
         v,
@@ -355,7 +355,7 @@ def rotate_tail(d: int, normed: bool, inverse: bool) -> KernelCode:
     """
 
     @cuda.jit
-    def rotate_tail(x, norm, eps, positions, table, n_rot, y):  # type: ignore[no-untyped-def]
+    def rotate_tail(x, norm, eps, positions, table, n_rot, y):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         t, thread, tail = I(cuda.blockIdx.y), I(cuda.threadIdx.x), I(d - n_rot)

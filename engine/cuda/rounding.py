@@ -43,7 +43,7 @@ def make_round(d: int, four: bool) -> DeviceFunction:
     factor, bits, normal = F(1.0 / np.sqrt(np.float64(d))), I(kept), I(least)
 
     @device
-    def round_head(x, exponents, n_rot):  # type: ignore[no-untyped-def]
+    def round_head(x, exponents, n_rot):
         thread = I(cuda.threadIdx.x)
         if four:
             stride = I(1)
@@ -91,7 +91,7 @@ def round_heads(d: int, four: bool) -> KernelCode:
     round_head, n_blocks = make_round(d, four), -(-d // 32)
 
     @cuda.jit
-    def round_heads(x, n_rot, y):  # type: ignore[no-untyped-def]
+    def round_heads(x, n_rot, y):
         let_next_begin()
         own = cuda.shared.array(d, np.float32)
         exponents = cuda.shared.array(n_blocks, np.int32)
@@ -119,7 +119,7 @@ def round_rows(d: int, four: bool, mixed: bool) -> KernelCode:
     round_head, n_blocks, completed = make_round(d, four), -(-d // 32), make_completed(mixed)
 
     @cuda.jit
-    def round_rows(positions, sequences, rows, ratio, n_rot, table, stride, stored):  # type: ignore[no-untyped-def]
+    def round_rows(positions, sequences, rows, ratio, n_rot, table, stride, stored):
         let_next_begin()
         own = cuda.shared.array(d, np.float32)
         exponents = cuda.shared.array(n_blocks, np.int32)

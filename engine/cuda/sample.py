@@ -104,14 +104,14 @@ _IN_GROUPS, _FOUND, _ABOVE = 0, 1, 2  # counters of draw
 
 
 @njit
-def value_of(key):  # type: ignore[no-untyped-def]
+def value_of(key):
     """The float32 from which ``pack`` made a key; +0 for -0."""
     order = I(i64(key >> u64(32)) - i64(0x80000000))
     return bits_float(I(order ^ ((order >> I(31)) & I(0x7FFFFFFF))))
 
 
 @njit
-def found_of(key, token):  # type: ignore[no-untyped-def]
+def found_of(key, token):
     """The result for a row whose largest logit has this key: the token, or why there is none."""
     value = value_of(key)
     found = I(token)
@@ -132,7 +132,7 @@ def edit(threads: int) -> KernelCode:
     """Apply bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: rows."""
 
     @cuda.jit
-    def edit(rows, stride, all_params, histories, n_ctx, sequences, positions, every):  # type: ignore[no-untyped-def]
+    def edit(rows, stride, all_params, histories, n_ctx, sequences, positions, every):
         let_next_begin()
         recent = cuda.shared.array(MOST_RECENT, np.int32)
         thread = I(cuda.threadIdx.x)
@@ -187,7 +187,7 @@ def maxima(groups: int, warps: int) -> KernelCode:
     lines = groups * _BATCH
 
     @cuda.jit
-    def maxima(rows, stride, n_vocab, best):  # type: ignore[no-untyped-def]
+    def maxima(rows, stride, n_vocab, best):
         let_next_begin()
         x = cuda.local.array(_BATCH, np.float32)
         lane = I(cuda.threadIdx.x & 31)
@@ -218,7 +218,7 @@ def argmax(groups: int) -> KernelCode:
     warps = groups // 32
 
     @cuda.jit
-    def argmax(best, found):  # type: ignore[no-untyped-def]
+    def argmax(best, found):
         let_next_begin()
         keys = cuda.shared.array(32, np.uint64)
         thread = I(cuda.threadIdx.x)
@@ -240,7 +240,7 @@ def argmax(groups: int) -> KernelCode:
 
 
 @device
-def offer(key, least, keys, counters):  # type: ignore[no-untyped-def]
+def offer(key, least, keys, counters):
     """Add a key that is not below ``least`` to ``keys``, in any order; keys that do not fit are also counted."""
     if key >= least:
         slot = cuda.atomic.add(counters, _FOUND, I(1))
@@ -249,7 +249,7 @@ def offer(key, least, keys, counters):  # type: ignore[no-untyped-def]
 
 
 @device
-def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-untyped-def]
+def raise_bound(logits, n_vocab, k, most, least, counters):
     """A bound that at least k and at most ``most`` keys of the vocabulary reach, given a lower one that k keys reach."""
     thread = I(cuda.threadIdx.x)
     bound = u64(0)
@@ -291,7 +291,7 @@ def draw(groups: int, keep: bool) -> KernelCode:
     lines = groups * _BATCH
 
     @cuda.jit
-    def draw(  # type: ignore[no-untyped-def]
+    def draw(
         rows,
         stride,
         n_vocab,

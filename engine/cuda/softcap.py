@@ -18,7 +18,7 @@ def softcap() -> KernelCode:
     bounded = intrinsics.softcap
 
     @cuda.jit
-    def softcap(x, cap, n):  # type: ignore[no-untyped-def]
+    def softcap(x, cap, n):
         let_next_begin()
         i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
         wait_for_inputs()

@@ -94,7 +94,7 @@ def convolve(d: int, n_conv: int) -> KernelCode:
     squares = make_squares(d)
 
     @cuda.jit
-    def convolve(  # type: ignore[no-untyped-def]
+    def convolve(
         x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length, slots, ring,
         keys, decays, y, gates,
     ):  # fmt: skip
@@ -194,9 +194,7 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
     dot = make_dot(d)
 
     @cuda.jit
-    def couple(  # type: ignore[no-untyped-def]
-        y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records
-    ):
+    def couple(y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records):
         let_next_begin()
         vectors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         products = pointer(cuda.shared.array(n_products, np.float32, ALIGNED))
@@ -291,7 +289,7 @@ def _make_answer(d: int, token: int, distance: int = 1) -> DeviceFunction:
     if distance == LANES:
 
         @device
-        def part(vectors, state, own, chains):  # type: ignore[no-untyped-def]
+        def part(vectors, state, own, chains):
             for k in range(8):
                 chains[k] = F(0.0)
             for m in range(n_runs):
@@ -308,7 +306,7 @@ def _make_answer(d: int, token: int, distance: int = 1) -> DeviceFunction:
     lower, upper = _make_answer(d, token, 2 * distance), _make_answer(d, token + distance, 2 * distance)
 
     @device
-    def answer(vectors, state, own, chains):  # type: ignore[no-untyped-def]
+    def answer(vectors, state, own, chains):
         a, v = lower(vectors, state, own, chains)
         b, w = upper(vectors, state, own, chains)
         is_upper = own & distance != 0
@@ -328,14 +326,14 @@ def _make_absorb(d: int, first: int = 0, n: int = LANES) -> DeviceFunction:
         low, high = _make_absorb(d, first, n // 2), _make_absorb(d, first + n // 2, n // 2)
 
         @device
-        def absorb(state, u, left, keys):  # type: ignore[no-untyped-def]
+        def absorb(state, u, left, keys):
             low(state, u, left, keys)
             high(state, u, left, keys)
 
         return absorb
 
     @device
-    def absorb_one(state, u, left, keys):  # type: ignore[no-untyped-def]
+    def absorb_one(state, u, left, keys):
         one, other = left[first] * u[2 * first], left[first] * u[2 * first + 1]
         for m in range(n_runs):
             words = vector4(keys, first * 2 * d + 32 * m)
@@ -377,7 +375,7 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
     answer, absorb = _make_answer(d, 0), _make_absorb(d)
 
     @device
-    def take_token(i, weight, known, own, lane, low_rate, high_rate, of_low, of_high, low, high, sums, u):  # type: ignore[no-untyped-def]
+    def take_token(i, weight, known, own, lane, low_rate, high_rate, of_low, of_high, low, high, sums, u):
         """The delta of token i, from the lane that owns it, and its share of the sums of later tokens, for both rows."""
         four = vector4(weight, 4 * LANES * i)
         for r in range(2):
@@ -397,7 +395,7 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
             sums[2 + r] = fma(bits_float(I(four[1])), delta, sums[2 + r])
 
     @device
-    def choose_token(i, own, low, high, u):  # type: ignore[no-untyped-def]
+    def choose_token(i, own, low, high, u):
         for r in range(2):
             low[r] = u[2 * i + r] if own == i else low[r]
             high[r] = u[2 * (i + LANES) + r] if own == i else high[r]
@@ -405,7 +403,7 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
     take_tokens, choose_tokens = make_each(SPAN, take_token), make_each(LANES, choose_token)
 
     @device
-    def fetch(stage, y, record, first, n_tokens, width, query, apart, thread):  # type: ignore[no-untyped-def]
+    def fetch(stage, y, record, first, n_tokens, width, query, apart, thread):
         """Start copying what the chunk with tokens first .. first + 15 needs.  y: the values of the block in row 0; query:
         the offset of the query from there; apart: the distance from the query to the key."""
         for n in range(SPAN * pieces // RULE_THREADS):
@@ -423,9 +421,7 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
                 copy4(stage, I(weights + 4 * i), record, I(4 * i), I(1))
 
     @cuda.jit
-    def delta_rule(  # type: ignore[no-untyped-def]
-        y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out
-    ):
+    def delta_rule(y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.float32, ALIGNED))
         state = cuda.local.array(n_rows, np.float32)

@@ -69,7 +69,7 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
 
     @njit(error_model="numpy")
-    def parts(q, integers, scales, keys, values, positions, pages, scale, window, mass, sums, seen):  # type: ignore[no-untyped-def]
+    def parts(q, integers, scales, keys, values, positions, pages, scale, window, mass, sums, seen):
         rows, n_head, d_k = q.shape
         group, d_v = n_head // keys.shape[0], sums.shape[3]
         queries, dq = np.zeros((ROWS, d_k), np.float32), np.zeros((ROWS, scales.shape[2]), np.float32)
@@ -103,7 +103,7 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
     scores, weighted = of_chunk(bits)
 
     @njit(error_model="numpy")
-    def parts(integers, scales, keys, values, positions, pages, window, mass, sums, seen):  # type: ignore[no-untyped-def]
+    def parts(integers, scales, keys, values, positions, pages, window, mass, sums, seen):
         rows, n_head, d_k = integers.shape
         (heads, n_pages, k_words), v_words, d_v = keys.shape, values.shape[2], sums.shape[3]
         k_blocks, v_blocks = scales.shape[2], (v_words - CHUNK * d_v * bits // 32) // (CHUNK // 2)
@@ -135,7 +135,7 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
 
 
 @njit(cache=True, error_model="numpy")
-def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
+def delta_gates(alpha, beta, a, dt):
     """The decay of the state and the learning rate at each token (``engine/cpu/delta_net.py``): [n_v, rows, 2]."""
     rows, n_v = alpha.shape
     out = np.empty((n_v, rows, 2), np.float32)

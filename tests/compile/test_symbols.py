@@ -139,10 +139,10 @@ def in_package(function: Any) -> Any:
 
 def made(value: Any, default: Any = 1) -> Any:
     @njit
-    def inner(x):  # type: ignore[no-untyped-def]
+    def inner(x):
         return value
 
-    def outer(x, y=default):  # type: ignore[no-untyped-def]
+    def outer(x, y=default):
         return inner(x)
 
     return in_package(outer)
@@ -203,10 +203,10 @@ def test_what_a_function_closes_over_changes_its_number() -> None:
 
 
 def test_functions_with_the_same_name_and_other_code() -> None:
-    def first(x):  # type: ignore[no-untyped-def]
+    def first(x):
         return x + 1
 
-    def second(x):  # type: ignore[no-untyped-def]
+    def second(x):
         return x + 2
 
     second.__qualname__ = first.__qualname__
@@ -215,7 +215,7 @@ def test_functions_with_the_same_name_and_other_code() -> None:
 
 
 def test_a_function_that_calls_itself_has_a_number() -> None:
-    def again(x):  # type: ignore[no-untyped-def]
+    def again(x):
         return again(x)
 
     again.__module__ = "engine.made"
@@ -232,7 +232,7 @@ LOOP.append(LOOP)
 def test_without_a_digest_a_number_is_random(value: Any) -> None:
     """Also for a function of another package, whose sources may change without another folder for its kernels."""
 
-    def outer(x):  # type: ignore[no-untyped-def]
+    def outer(x):
         return value
 
     outer.__module__ = "engine.made"
@@ -263,7 +263,7 @@ def test_the_fields_of_a_tuple_change_a_number() -> None:
 def test_what_a_program_defines_has_no_digest() -> None:
     """Another program may define something else with the same name."""
 
-    def helper(x):  # type: ignore[no-untyped-def]
+    def helper(x):
         return x
 
     helper.__qualname__ = "helper"

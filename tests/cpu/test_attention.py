@@ -248,7 +248,7 @@ def test_rows_of_several_sequences_are_those_computed_alone(kinds: str, window: 
 
 
 @njit
-def fused(x, y, z):  # type: ignore[no-untyped-def]
+def fused(x, y, z):
     return fma(x, y, z)
 
 

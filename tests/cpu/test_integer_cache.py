@@ -305,11 +305,11 @@ def callers(bits: int, rows: int, least: int, instructions: str) -> tuple[Callab
     put_values = integer_products.make_values(bits, rows, least, instructions)
 
     @njit
-    def call_scores(c, dq, words, dk, p):  # type: ignore[no-untyped-def]
+    def call_scores(c, dq, words, dk, p):
         scores(c, dq, 0, words, 0, c.shape[1], dk, c.shape[1], dq.shape[1], p)
 
     @njit
-    def call_values(c, factors, words, block, o):  # type: ignore[no-untyped-def]
+    def call_values(c, factors, words, block, o):
         for b in range(o.shape[1] // block):
             put_values(c, factors, words, 0, block, o.shape[1], b, block, o)
 

@@ -12,7 +12,7 @@ from tests.tiers import examples
 
 
 @njit
-def chains(c, x, out):  # type: ignore[no-untyped-def]
+def chains(c, x, out):
     """out[r, t] = fma(c[r, i], x[i, t], out[r, t]) in rising i."""
     for r in range(out.shape[0]):
         for t in range(out.shape[1]):
@@ -46,7 +46,7 @@ def test_every_lane_is_one_chain(rows: int, seed: int, n: int, width: int, half:
 
 
 @njit
-def hidden(p, first, last):  # type: ignore[no-untyped-def]
+def hidden(p, first, last):
     return hide(p, first, last)
 
 

@@ -34,7 +34,7 @@ def test_rms_norm(n: int) -> None:
 
 
 @njit
-def fused(x, y, z):  # type: ignore[no-untyped-def]
+def fused(x, y, z):
     return fma(x, y, z)
 
 

@@ -307,7 +307,7 @@ def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
 
 
 @njit
-def chain(products, sums):  # type: ignore[no-untyped-def]
+def chain(products, sums):
     """fma(products[b], sums[b], ...) in rising b."""
     total = np.float32(0.0)
     for b in range(products.size):

@@ -53,7 +53,7 @@ def rounded(x: np.ndarray, block: int, values: np.ndarray, floor: float) -> np.n
 
 
 @njit
-def _all(x, exponent, kept, least):  # type: ignore[no-untyped-def]
+def _all(x, exponent, kept, least):
     y = np.empty_like(x)
     for i in range(x.size):
         y[i] = round_to_bits(x[i], exponent, kept, least)

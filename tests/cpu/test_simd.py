@@ -104,8 +104,8 @@ def kernel_of(instructions: str) -> tuple[list[str], Any]:
     names = [name for name in OPERATIONS if name != "dot4" or instructions.startswith("vnni")]
 
     @intrinsic
-    def operations(typingctx, x, y, out):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def operations(typingctx, x, y, out):
+        def codegen(context, builder, sig, args):
             code = Code(builder, instructions)
             a, b, c = (data_of(context, builder, kind, array) for kind, array in zip(sig.args, args, strict=True))
             for i, name in enumerate(names):
@@ -115,7 +115,7 @@ def kernel_of(instructions: str) -> tuple[list[str], Any]:
         return types.void(x, y, out), codegen
 
     @njit
-    def compute(x, y, out):  # type: ignore[no-untyped-def]
+    def compute(x, y, out):
         operations(x, y, out)
 
     return names, compute
@@ -147,8 +147,8 @@ def test_operations(instructions: str, first: list[int], second: list[int]) -> N
 
 def test_loops_and_variables() -> None:
     @intrinsic
-    def total(typingctx, x, n, out):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def total(typingctx, x, n, out):
+        def codegen(context, builder, sig, args):
             code = Code(builder, "plain")
             pointer, target = (data_of(context, builder, sig.args[i], args[i]) for i in (0, 2))
             held = code.variable(code.zeros(I32, 8))
@@ -163,7 +163,7 @@ def test_loops_and_variables() -> None:
         return types.void(x, n, out), codegen
 
     @njit
-    def compute(x, n, out):  # type: ignore[no-untyped-def]
+    def compute(x, n, out):
         total(x, n, out)
 
     x, out = np.arange(40, dtype=np.int32), np.zeros((3, 8), np.int32)

@@ -25,14 +25,14 @@ from tests.tiers import examples
 
 
 @njit
-def count(seen, first, last):  # type: ignore[no-untyped-def]
+def count(seen, first, last):
     """seen[i] += 1."""
     for i in range(first, last):
         seen[i] += 1
 
 
 @njit
-def sum_before(given, out, first, last):  # type: ignore[no-untyped-def]
+def sum_before(given, out, first, last):
     """out[i] = the sum of given + i: wrong unless all of ``given`` is written."""
     for i in range(first, last):
         total = 0
@@ -42,7 +42,7 @@ def sum_before(given, out, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit
-def slow(x, rounds, first, last):  # type: ignore[no-untyped-def]
+def slow(x, rounds, first, last):
     """Some ``rounds`` nanoseconds per item."""
     for i in range(first, last):
         t = x[i]
@@ -52,7 +52,7 @@ def slow(x, rounds, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit
-def fails(x, at, first, last):  # type: ignore[no-untyped-def]
+def fails(x, at, first, last):
     """Raise at item ``at``; x[i] = 1 for others."""
     for i in range(first, last):
         if i == at:
@@ -99,7 +99,7 @@ def test_a_stage_begins_when_the_one_before_is_complete() -> None:
 
 
 @njit
-def meet(flags, patience, x, first, last):  # type: ignore[no-untyped-def]
+def meet(flags, patience, x, first, last):
     """x[i] = 1: item 0 when another thread has begun item 1, or late; item 1 when the next stage has begun, or late."""
     for i in range(first, last):
         store(flags, i, 1)
@@ -111,7 +111,7 @@ def meet(flags, patience, x, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit
-def copy(flags, x, y, first, last):  # type: ignore[no-untyped-def]
+def copy(flags, x, y, first, last):
     """y = x."""
     store(flags, 2, 1)
     for i in range(first, last):

@@ -600,11 +600,11 @@ def test_a_record_is_unpacked_before_the_wait(name: str) -> None:
 def build_product() -> Any:
     # Defined inside the factory, because Numba keeps the code compiled for the first target.
     @cuda.jit(device=True)
-    def product(a):  # type: ignore[no-untyped-def]
+    def product(a):
         return mma32(a, a, a, a, a, a)[0] + mma16(a, a, a)[1]
 
     @cuda.jit
-    def kernel(p, q):  # type: ignore[no-untyped-def]
+    def kernel(p, q):
         let_next_begin()
         wait_for_inputs()
         q[cuda.threadIdx.x] = product(p[cuda.threadIdx.x])
@@ -629,15 +629,15 @@ def compiled(function: Callable[..., None]) -> str:
     return compile_ptx(kernel(), (8, 0))
 
 
-def unfused(x, y, n):  # type: ignore[no-untyped-def]
+def unfused(x, y, n):
     y[0] = x[0] * x[1] + x[2]
 
 
-def subtracted(x, y, n):  # type: ignore[no-untyped-def]
+def subtracted(x, y, n):
     y[0] = x[2] - x[0] * x[1]
 
 
-def carried(x, y, n):  # type: ignore[no-untyped-def]
+def carried(x, y, n):
     product = x[0]
     total = x[1]
     for k in range(n):
@@ -646,11 +646,11 @@ def carried(x, y, n):  # type: ignore[no-untyped-def]
     y[0] = total
 
 
-def halved(x, y, n):  # type: ignore[no-untyped-def]
+def halved(x, y, n):
     y[0] = x[0] / np.float32(128.0) + x[1]
 
 
-def fused(x, y, n):  # type: ignore[no-untyped-def]
+def fused(x, y, n):
     # A product may be a factor or the summand of an fma, and may be divided and stored.
     product = x[0] * x[1]
     y[0] = fma(product, x[2], x[3])
@@ -698,19 +698,19 @@ def test_powers_of_two_pass() -> None:
     assert sum(s.scales for s in statements(ptx)) == 1
 
 
-def exponential(x, y, n):  # type: ignore[no-untyped-def]
+def exponential(x, y, n):
     y[0] = math.exp(x[0])
 
 
-def inverse_root(x, y, n):  # type: ignore[no-untyped-def]
+def inverse_root(x, y, n):
     y[0] = cuda.libdevice.rsqrtf(x[0])
 
 
-def double(x, y, n):  # type: ignore[no-untyped-def]
+def double(x, y, n):
     y[0] = x[0] * 0.1
 
 
-def indexed(x, y, n):  # type: ignore[no-untyped-def]
+def indexed(x, y, n):
     memory = cuda.local.array(16, numba.float32)
     for k in range(16):
         memory[k] = x[k]

@@ -75,7 +75,7 @@ def test_probabilities_of_a_samplers_candidates() -> None:
 
 
 @njit
-def wrong_resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ignore[no-untyped-def]
+def wrong_resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):
     """A likely mistake: min(1, p / q), but the draw that follows is from p."""
     q_x = probability_of(x, q_ids, q, n_q) if n_q > 0 else F(1.0)
     if uniform(np.uint64(seed) ^ ACCEPT_SEED, position, x) * q_x < probability_of(x, p_ids, p, n_p):
@@ -84,7 +84,7 @@ def wrong_resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ig
 
 
 @njit
-def outcomes(rule, p_ids, p, q_ids, q, certain, first_seed, n_vocab):  # type: ignore[no-untyped-def]
+def outcomes(rule, p_ids, p, q_ids, q, certain, first_seed, n_vocab):
     """(count of each resulting token, number of drafts kept), over positions and seeds; drafts are drawn from q as the
     sampler draws, or are always ``certain``."""
     counts = np.zeros(n_vocab, np.int64)
@@ -213,7 +213,7 @@ def test_a_wrong_rule_is_found(draft: str, n: int) -> None:
 
 
 @njit
-def two_steps(p_ids, p, q_ids, q, n_vocab):  # type: ignore[no-untyped-def]
+def two_steps(p_ids, p, q_ids, q, n_vocab):
     """The count of each pair at the positions of one draft and the token after it."""
     counts = np.zeros((n_vocab, n_vocab), np.int64)
     log_p, log_q = np.log(p), np.log(q)

@@ -66,8 +66,8 @@ def dots(fmt: str, n: int) -> Any:
     """The intrinsic ``dots(data, at, x, columns, t_0, ..., t_(n - 1), sums)``, n = 1 or 4: the weight row at byte ``at``
     times rows t_i of x, into float32 sums [n]."""
 
-    def make(data, x, sums):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def make(data, x, sums):
+        def codegen(context, builder, sig, args):
             code = Code(builder, host())
             w, rows, out = (data_of(context, builder, sig.args[i], args[i]) for i in (0, 2, len(args) - 1))
             columns = args[3]
@@ -82,13 +82,13 @@ def dots(fmt: str, n: int) -> Any:
     if n == 1:
 
         @intrinsic
-        def one(typingctx, data, at, x, columns, t, sums):  # type: ignore[no-untyped-def]
+        def one(typingctx, data, at, x, columns, t, sums):
             return make(data, x, sums)
 
         return one
 
     @intrinsic
-    def four(typingctx, data, at, x, columns, t, t1, t2, t3, sums):  # type: ignore[no-untyped-def]
+    def four(typingctx, data, at, x, columns, t, t1, t2, t3, sums):
         return make(data, x, sums)
 
     return four
@@ -100,7 +100,7 @@ def matmul_float(fmt: str) -> Any:
     one, four = dots(fmt, 1), dots(fmt, TILE)
 
     @njit(cache=True, error_model="numpy")
-    def matmul_float(data, x, residual, out, first, last):  # type: ignore[no-untyped-def]
+    def matmul_float(data, x, residual, out, first, last):
         """An item is a weight row."""
         n, columns = x.shape
         added = residual.shape[0] > 0

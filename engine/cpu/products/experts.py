@@ -43,7 +43,7 @@ u64 = np.uint64
 
 
 @njit(cache=True, error_model="numpy")
-def route(logits, n_expert, ids, weights, first, last):  # type: ignore[no-untyped-def]
+def route(logits, n_expert, ids, weights, first, last):
     """The experts of rows [first, last) and their weights."""
     n_used = ids.shape[1]
     keys = np.empty(n_expert, np.uint64)
@@ -66,7 +66,7 @@ def route(logits, n_expert, ids, weights, first, last):  # type: ignore[no-untyp
 
 
 @njit(cache=True, error_model="numpy")
-def scale_weights(ids, scales, weights, first, last):  # type: ignore[no-untyped-def]
+def scale_weights(ids, scales, weights, first, last):
     """Multiply the weights of rows [first, last) by the factors of their experts, scales float32 [n_expert], in place."""
     for t in range(first, last):
         for s in range(ids.shape[1]):
@@ -74,7 +74,7 @@ def scale_weights(ids, scales, weights, first, last):  # type: ignore[no-untyped
 
 
 @njit(cache=True, error_model="numpy")
-def finish_products(y, ids, scales, biases, first, last):  # type: ignore[no-untyped-def]
+def finish_products(y, ids, scales, biases, first, last):
     """y = y * scale + bias of the pair's expert for the pairs [first, last), in place: y float32 [pairs, n]; scales float32
     [n_expert] or [0], biases float32 [n_expert, n] or [0, 0], where there are none."""
     for pair in range(first, last):
@@ -92,7 +92,7 @@ def finish_products(y, ids, scales, biases, first, last):  # type: ignore[no-unt
 
 
 @njit(cache=True, error_model="numpy")
-def group(ids, n_expert, order, used, starts, n_groups, first, last):  # type: ignore[no-untyped-def]
+def group(ids, n_expert, order, used, starts, n_groups, first, last):
     """List the pairs by expert, in their order where the expert is the same; there is a single item.
 
     Writes order int32 [pairs], n_groups int32 [1], and the first n_groups of used int32 [min(n_expert, pairs)] and one more
@@ -128,8 +128,8 @@ def _product_of_pairs(fmt: str, instructions: str, emit: Callable[[Code, Item], 
     law = Law(UNPACK[fmt], instructions)
 
     @intrinsic
-    def product(typingctx, data, q, da, s, scratch, out, order, at, n, units, place, rows, count, t, share):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def product(typingctx, data, q, da, s, scratch, out, order, at, n, units, place, rows, count, t, share):
+        def codegen(context, builder, sig, args):
             code = Code(builder, instructions)
             data, q, da, s, scratch, out, order = (data_of(context, builder, sig.args[i], args[i]) for i in range(7))
             at, n, units, place, rows, count, t, share = args[7:]
@@ -160,7 +160,7 @@ def matmul_experts(fmt: str, instructions: str) -> Any:
     unit_bytes = scratch_bytes(fmt, instructions)
 
     @njit(cache=True, error_model="numpy")
-    def matmul_experts(data, q, da, s, order, share, used, starts, n_groups, out, first, last):  # type: ignore[no-untyped-def]
+    def matmul_experts(data, q, da, s, order, share, used, starts, n_groups, out, first, last):
         """out[pair] = row pair // share of the activations times the matrix of the pair's expert: float32 [pairs, R].
 
         data uint8 [n_expert, groups of eight rows, bytes]; item g * data.shape[1] + i is group g of pairs and group i of
@@ -192,9 +192,7 @@ def matmul_float_experts(fmt: str) -> Any:
     one = dots(fmt, 1)
 
     @njit(cache=True, error_model="numpy")
-    def matmul_float_experts(  # type: ignore[no-untyped-def]
-        data, begin, pitch, x, order, share, used, starts, n_groups, out, first, last
-    ):
+    def matmul_float_experts(data, begin, pitch, x, order, share, used, starts, n_groups, out, first, last):
         """As ``matmul_experts``, with row r of expert e at ``e * pitch + begin + r`` of data uint8 [n, row bytes]; item
         g * R + r is group g of pairs and row r."""
         rows = out.shape[1]
@@ -212,7 +210,7 @@ def matmul_float_experts(fmt: str) -> Any:
 
 
 @njit(cache=True, error_model="numpy")
-def join(residual, y, weights, shared, logits, out, first, last):  # type: ignore[no-untyped-def]
+def join(residual, y, weights, shared, logits, out, first, last):
     """out = residual + the weighted sum of y [rows * n_used, n] + shared, which sigmoid(the last logit) scales if logits have
     rows, for rows [first, last); residual and shared [rows, n] may have no rows, and are left out then.  out is none of
     them."""

@@ -254,8 +254,8 @@ def product(fmt: str, instructions: str, emit: Callable[[Code, Item], None]) -> 
     law = Law(UNPACK[fmt], instructions)
 
     @intrinsic
-    def product(typingctx, data, q, da, s, scratch, residual, out, at, n, units, added, place, rows, count):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def product(typingctx, data, q, da, s, scratch, residual, out, at, n, units, added, place, rows, count):
+        def codegen(context, builder, sig, args):
             code = Code(builder, instructions)
             pointers = [data_of(context, builder, sig.args[i], args[i]) for i in range(7)]
             emit(code, item_of(law, code, pointers, list(args[7:])))
@@ -290,7 +290,7 @@ def matmul_rows(fmt: str, instructions: str) -> Any:
 
 def _kernel(product: Any, unit_bytes: int, groups: int) -> Any:
     @njit(cache=True, error_model="numpy")
-    def matmul(data, q, da, s, residual, out, first, last):  # type: ignore[no-untyped-def]
+    def matmul(data, q, da, s, residual, out, first, last):
         """An item is a group of eight weight rows."""
         n, rows = out.shape
         units = da.shape[1]

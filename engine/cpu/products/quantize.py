@@ -52,8 +52,8 @@ def emit_unit(code: Code, unit: int, x: ir.Value, q: ir.Value, d: ir.Value, s: i
 
 def _make_quantize(unit: int) -> Callable[..., Any]:
     @intrinsic
-    def quantize(typingctx, x, q, d, s, item):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def quantize(typingctx, x, q, d, s, item):
+        def codegen(context, builder, sig, args):
             code = Code(builder, host())
             sizes = (4 * unit, unit, 4, unit // 8)
             data = [data_of(context, builder, kind, array) for kind, array in zip(sig.args[:4], args[:4], strict=True)]
@@ -69,7 +69,7 @@ _quantize256, _quantize128, _quantize64, _quantize32, _quantize16 = map(_make_qu
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_rows(x, unit, q, d, s, first, last):  # type: ignore[no-untyped-def]
+def quantize_rows(x, unit, q, d, s, first, last):
     """Quantize the units [first, last) of all rows of x."""
     for item in range(first, last):
         if unit == 256:

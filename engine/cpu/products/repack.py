@@ -77,8 +77,8 @@ def _make_copy(lane: ir.IntType, turned: bool = False) -> Callable[..., Any]:
     """``copy(target, i, source, j, stride)``: eight pieces, ``stride`` bytes apart, one after another."""
 
     @intrinsic
-    def copy(typingctx, target, i, source, j, stride):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def copy(typingctx, target, i, source, j, stride):
+        def codegen(context, builder, sig, args):
             code = Code(builder, "plain")
             to = code.at(data_of(context, builder, sig.args[0], args[0]), args[1])
             place = code.at(data_of(context, builder, sig.args[2], args[2]), args[3])
@@ -98,7 +98,7 @@ _copy1, _copy2, _copy4, _copy_turned = _make_copy(I8), _make_copy(I16), _make_co
 
 
 @njit(cache=True)
-def repack(source, fields, block_bytes, begin, pitch, rows, data, first, last):  # type: ignore[no-untyped-def]
+def repack(source, fields, block_bytes, begin, pitch, rows, data, first, last):
     """Copy groups [first, last) of eight rows into their records.
 
     Row r of matrix e is row ``e * pitch + begin + r`` of ``source`` uint8 [n, row bytes]; an item e * groups + g is group g
@@ -123,7 +123,7 @@ def repack(source, fields, block_bytes, begin, pitch, rows, data, first, last): 
 
 
 @njit
-def _repack_block(source, at, stride, fields, data, to):  # type: ignore[no-untyped-def]
+def _repack_block(source, at, stride, fields, data, to):
     """Write a record at byte ``to`` from eight blocks, the first at byte ``at``, ``stride`` bytes apart; returns its end."""
     for f in range(fields.shape[0]):
         place, pieces, size, turned = at + fields[f, 0], fields[f, 1], fields[f, 2], fields[f, 3]

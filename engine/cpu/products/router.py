@@ -34,7 +34,7 @@ CHOSEN, SOFTMAX, SIGMOID = 0, 1, 2
 
 
 @njit(cache=True, error_model="numpy")
-def probabilities(z, gating):  # type: ignore[no-untyped-def]
+def probabilities(z, gating):
     """p float32 [n_expert] of the logits z."""
     p = np.empty_like(z)
     if gating == SOFTMAX:
@@ -56,7 +56,7 @@ def probabilities(z, gating):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def leave_groups(scores, keys, n_group, n_used, group_best):  # type: ignore[no-untyped-def]
+def leave_groups(scores, keys, n_group, n_used, group_best):
     """Set the keys of all experts to 0 but for those of the n_used best groups."""
     size = scores.size // n_group
     best = np.empty(n_group, np.uint64)
@@ -83,7 +83,7 @@ def leave_groups(scores, keys, n_group, n_used, group_best):  # type: ignore[no-
 
 
 @njit(cache=True, error_model="numpy")
-def route_by(  # type: ignore[no-untyped-def]
+def route_by(
     logits,
     n_expert,
     gating,

@@ -23,20 +23,20 @@ def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 
 @intrinsic
-def load(typingctx, a, i):  # type: ignore[no-untyped-def]
+def load(typingctx, a, i):
     """a[i], and everything that was written before the thread that stored it stored it."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return builder.load_atomic(_element(context, builder, sig.args[0], *args), "seq_cst", 8)
 
     return types.int64(a, types.int64), codegen
 
 
 @intrinsic
-def store(typingctx, a, i, value):  # type: ignore[no-untyped-def]
+def store(typingctx, a, i, value):
     """a[i] = value, visible only after everything that this thread wrote before."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         builder.store_atomic(args[2], _element(context, builder, sig.args[0], *args[:2]), "seq_cst", 8)
         return context.get_dummy_value()
 
@@ -44,10 +44,10 @@ def store(typingctx, a, i, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def swap_if(typingctx, a, i, expected, value):  # type: ignore[no-untyped-def]
+def swap_if(typingctx, a, i, expected, value):
     """Set a[i] to value if it is ``expected``; returns whether it was."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         place = _element(context, builder, sig.args[0], *args[:2])
         return builder.extract_value(builder.cmpxchg(place, args[2], args[3], "seq_cst", "seq_cst"), 1)
 
@@ -55,10 +55,10 @@ def swap_if(typingctx, a, i, expected, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def add(typingctx, a, i, value):  # type: ignore[no-untyped-def]
+def add(typingctx, a, i, value):
     """Add value to a[i]; returns what it was before."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return builder.atomic_rmw("add", _element(context, builder, sig.args[0], *args[:2]), args[2], "seq_cst")
 
     return types.int64(a, types.int64, types.int64), codegen
@@ -68,10 +68,10 @@ def add(typingctx, a, i, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def pause(typingctx):  # type: ignore[no-untyped-def]
+def pause(typingctx):
     """Wait for some 40 cycles without using the core's resources, which its other hardware thread may need."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         if _X86:
             hint = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
@@ -100,10 +100,10 @@ def _futex(builder: Any, place: Any, operation: int, value: Any, timeout: Any) -
 
 
 @intrinsic
-def yield_core(typingctx):  # type: ignore[no-untyped-def]
+def yield_core(typingctx):
     """Let another thread that is ready use this core."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         _system_call(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", (), _I32)
         return context.get_dummy_value()
 
@@ -111,11 +111,11 @@ def yield_core(typingctx):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def sleep_while(typingctx, a, i, value, timeout):  # type: ignore[no-untyped-def]
+def sleep_while(typingctx, a, i, value, timeout):
     """Sleep while the low 32 bits of a[i] are those of ``value``, until ``wake`` is called or the time is over; timeout int64
     [2]: seconds, nanoseconds.  Where the system cannot wait for a value, sleep for a moment."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         if _FUTEX:
             place = _element(context, builder, sig.args[0], *args[:2])
             low = builder.and_(args[2], ir.Constant(_I64, 0xFFFFFFFF))
@@ -131,10 +131,10 @@ def sleep_while(typingctx, a, i, value, timeout):  # type: ignore[no-untyped-def
 
 
 @intrinsic
-def wake(typingctx, a, i):  # type: ignore[no-untyped-def]
+def wake(typingctx, a, i):
     """Wake every thread that sleeps in ``sleep_while`` for a[i]."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         if _FUTEX:
             place = _element(context, builder, sig.args[0], *args)
             _futex(builder, place, _WAKE, ir.Constant(_I64, _EVERYONE), ir.Constant(_I64, 0))
@@ -147,20 +147,20 @@ def wake(typingctx, a, i):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def fetch(typingctx, address, i):  # type: ignore[no-untyped-def]
+def fetch(typingctx, address, i):
     """The i-th int64 at an address."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         return builder.load(builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]]))
 
     return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic
-def call(typingctx, function, arguments, first, last):  # type: ignore[no-untyped-def]
+def call(typingctx, function, arguments, first, last):
     """Call the entry (``engine/cpu/runtime/entry.py``) at the address ``function``; returns whether it failed."""
 
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, sig, args):
         convention, given = context.call_conv, (types.int64,) * 3
         pointer = convention.get_function_type(types.none, given).as_pointer()
         entry = builder.inttoptr(args[0], pointer)

@@ -49,7 +49,7 @@ class Entry:
         if self not in _MADE:
             kernel, arguments = self.kernel, _reader(self.signature)
 
-            def entry(address, first, last):  # type: ignore[no-untyped-def]
+            def entry(address, first, last):
                 kernel(*arguments(address, first, last))
 
             constants = "" if self.constants is None else f"[{','.join(map(str, self.constants))}]"
@@ -125,8 +125,8 @@ def _reader(signature: Sequence[Any]) -> Any:
     """An intrinsic ``f(address, first, last)`` that returns the arguments of the record at ``address``, and the range."""
 
     @intrinsic
-    def arguments(typingctx, address, first, last):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def arguments(typingctx, address, first, last):
+        def codegen(context, builder, sig, args):
             record, at = builder.inttoptr(args[0], _I64.as_pointer()), 0
             values = []
 

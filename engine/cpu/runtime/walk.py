@@ -51,7 +51,7 @@ LINGERS = 4000
 
 
 @njit(cache=True)
-def begin(words, left, undone, number, table, given_left, given_undone, woken):  # type: ignore[no-untyped-def]
+def begin(words, left, undone, number, table, given_left, given_undone, woken):
     """Begin the pass ``number``, whose table is at the address ``table``; given_left, given_undone [n]: the tiles of its
     operations and stages.  Writes to woken [number of threads] which of the threads are parked: the caller must wake them."""
     order = (number >> 32) << 32
@@ -65,7 +65,7 @@ def begin(words, left, undone, number, table, given_left, given_undone, woken): 
 
 
 @njit(cache=True, nogil=True)
-def walk(words, left, undone, number, k, budget, timeout):  # type: ignore[no-untyped-def]
+def walk(words, left, undone, number, k, budget, timeout):
     """Take part in the pass ``number`` (a value of ``words[PASS]``), from operation k on.  Returns the operation to continue
     with: the caller regains control after ``budget`` tiles or waits; the number of operations if the pass is over."""
     order, n = number >> 32, number & MOST_OPERATIONS
@@ -92,7 +92,7 @@ def walk(words, left, undone, number, k, budget, timeout):  # type: ignore[no-un
 
 
 @njit
-def compute(words, left, undone, number, k, unclaimed):  # type: ignore[no-untyped-def]
+def compute(words, left, undone, number, k, unclaimed):
     """Compute the tile of operation k that was claimed when ``unclaimed`` tiles were left."""
     at = load(words, TABLE) + 8 * WORDS * k
     grain, items = fetch(at, GRAIN), fetch(at, ITEMS)
@@ -104,7 +104,7 @@ def compute(words, left, undone, number, k, unclaimed):  # type: ignore[no-untyp
 
 
 @njit(inline="always")
-def finish(words, undone, k, tiles):  # type: ignore[no-untyped-def]
+def finish(words, undone, k, tiles):
     """Count tiles of the stage that ends with operation k as done."""
     before = add(undone, k, -tiles)
     if before & COUNT == tiles and load(words, SLEEPERS) > 0:
@@ -112,7 +112,7 @@ def finish(words, undone, k, tiles):  # type: ignore[no-untyped-def]
 
 
 @njit
-def wait(words, undone, k, order, timeout):  # type: ignore[no-untyped-def]
+def wait(words, undone, k, order, timeout):
     """Wait for the end of the stage that ends with operation k, but not longer than ``timeout`` (``sleep_while``).  Returns
     the price of the wait, as a number of tiles."""
     for _ in range(SPINS):
@@ -134,7 +134,7 @@ def wait(words, undone, k, order, timeout):  # type: ignore[no-untyped-def]
 
 
 @njit
-def take_all(words, left, undone, number):  # type: ignore[no-untyped-def]
+def take_all(words, left, undone, number):
     """Claim all tiles that are left and count them as done without computing them, so that the pass ends soon."""
     order = number >> 32
     # From the end: a stage is not complete, and the next one not entered, before its own tiles are taken.
@@ -149,7 +149,7 @@ def take_all(words, left, undone, number):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def drain(words, left, undone, number, timeout):  # type: ignore[no-untyped-def]
+def drain(words, left, undone, number, timeout):
     """End a pass early: take all tiles that are left, and wait for those that are being computed."""
     take_all(words, left, undone, number)
     for k in range(number & MOST_OPERATIONS):
@@ -158,7 +158,7 @@ def drain(words, left, undone, number, timeout):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def serve(words, left, undone, me, number, timeout):  # type: ignore[no-untyped-def]
+def serve(words, left, undone, me, number, timeout):
     """Take part in passes as thread ``me`` until none has come for a while, and park; number: the last pass seen.  Returns
     the last pass seen."""
     idle = 0

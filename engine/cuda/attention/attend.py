@@ -227,7 +227,7 @@ def _make_copies(n_vectors: int, threads: int) -> tuple[int, DeviceFunction, Dev
     apart = 4 * threads
 
     @device
-    def load(p, thread, words):  # type: ignore[no-untyped-def]
+    def load(p, thread, words):
         p = advance(p, thread * 4)
         for n in range(each):
             if exact or thread + n * threads < n_vectors:
@@ -236,7 +236,7 @@ def _make_copies(n_vectors: int, threads: int) -> tuple[int, DeviceFunction, Dev
                     words[4 * n + k] = vector[k]
 
     @device
-    def store(tile, thread, words):  # type: ignore[no-untyped-def]
+    def store(tile, thread, words):
         tile = advance(tile, thread * 4)
         for n in range(each):
             if exact or thread + n * threads < n_vectors:
@@ -258,11 +258,11 @@ def _make_key_copies(d_k: int, threads: int) -> tuple[int, DeviceFunction, Devic
     load_apart, store_apart = step * CHUNK, step * PITCH
 
     @device
-    def place(thread):  # type: ignore[no-untyped-def]
+    def place(thread):
         return I(I(thread >> 4) * 2 + ((thread >> 2) & 1)), I(((thread >> 3) & 1) * 4 + (thread & 3))
 
     @device
-    def load(p, thread, words):  # type: ignore[no-untyped-def]
+    def load(p, thread, words):
         pair, column = place(thread)
         p = advance(p, I(pair * CHUNK + column * 4))
         for n in range(each):
@@ -274,7 +274,7 @@ def _make_key_copies(d_k: int, threads: int) -> tuple[int, DeviceFunction, Devic
                     words[8 * n + 4 + k] = b[k]
 
     @device
-    def store(tile, thread, words):  # type: ignore[no-untyped-def]
+    def store(tile, thread, words):
         pair, column = place(thread)
         tile = advance(tile, I(pair * PITCH + column * 8))
         for n in range(each):
@@ -297,14 +297,14 @@ def _make_score_run(half: bool, shared_by: int, n: int) -> DeviceFunction:
         key_apart, scaled_apart = n // 2 * (PITCH if half else 2 * CHUNK), n * shared_by
 
         @device
-        def run(key, scaled, total):  # type: ignore[no-untyped-def]
+        def run(key, scaled, total):
             part(key, scaled, total)
             part(advance(key, key_apart), advance(scaled, scaled_apart), total)
 
         return run
 
     @device
-    def run_pair(key, scaled, total):  # type: ignore[no-untyped-def]
+    def run_pair(key, scaled, total):
         if half:
             a, b = low_half(key[0]), high_half(key[0])
         else:
@@ -330,7 +330,7 @@ def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: b
         value_apart, weight_apart = further * (d_v // 2 if half else d_v), further * shared_by
 
         @device
-        def run(value, weight, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+        def run(value, weight, j, firsts, lasts, total):
             part(value, weight, j, firsts, lasts, total)
             part(advance(value, value_apart), advance(weight, weight_apart), I(j + further), firsts, lasts, total)
 
@@ -339,7 +339,7 @@ def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: b
     one = n_bounds == 1
 
     @device
-    def run_one(value, weight, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+    def run_one(value, weight, j, firsts, lasts, total):
         if half:
             a, b = low_half(value[0]), high_half(value[0])
         else:
@@ -369,7 +369,7 @@ def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> DeviceFunction:
     exact = items % threads == 0
 
     @device
-    def amend(new, key_tile, value_tile, places, chunk, rows, apart, thread):  # type: ignore[no-untyped-def]
+    def amend(new, key_tile, value_tile, places, chunk, rows, apart, thread):
         words = cuda.local.array(n, np.uint32)
         for k in range(rounds):
             i = I(thread + k * threads)
@@ -445,14 +445,14 @@ def attend_chunks(
     row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, threads, single)
 
     @device
-    def fetch(keys, values, at, thread, key, value):  # type: ignore[no-untyped-def]
+    def fetch(keys, values, at, thread, key, value):
         """Start loading a whole chunk into registers."""
         if staged:
             load_keys(advance(keys, at * key_words), thread, key)
             load_values(advance(values, at * value_words), thread, value)
 
     @device
-    def score(tile, q, scores, thread, n):  # type: ignore[no-untyped-def]
+    def score(tile, q, scores, thread, n):
         """Scores of the n tasks, hidden or not."""
         total = cuda.local.array(shared_by, np.float32)
         for k in range(score_rounds):
@@ -473,7 +473,7 @@ def attend_chunks(
                     scores[i * shared_by + h] = total[h]
 
     @device
-    def weighted_sum(tile, p, places, sums, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+    def weighted_sum(tile, p, places, sums, thread, n, task0, head0, n_head, slots, window, chunk):
         """Sums of values over the visible lanes; a thread owns two elements for ``shared_by`` tasks."""
         total = cuda.local.array(n_sums, np.float32)
         firsts = cuda.local.array(n_bounds, np.int32)
@@ -512,7 +512,7 @@ def attend_chunks(
                         at[1] = total[2 * h + 1]
 
     @cuda.jit
-    def attend_chunks(  # type: ignore[no-untyped-def]
+    def attend_chunks(
         q, new, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
     ):
         let_next_begin()

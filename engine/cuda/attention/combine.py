@@ -61,7 +61,7 @@ def padded(d_v: int) -> int:
 
 
 @device
-def join_sink(maximum, total, s):  # type: ignore[no-untyped-def]
+def join_sink(maximum, total, s):
     """Join a sink to the chunks of a head, whose maximum and sum are given: (the factor of their values, the new sum)."""
     joined = max(maximum, s)
     a = exp(maximum - joined)
@@ -78,7 +78,7 @@ def _make_rotate(block: int) -> DeviceFunction:
     unit, parts = F(1.0 / np.sqrt(max(1, block))), block // PART
 
     @device
-    def turn_back(exchange, own, lane):  # type: ignore[no-untyped-def]
+    def turn_back(exchange, own, lane):
         # Every warp computes what it needs of the levels between the parts.
         a, b = exchange[lane], exchange[PART + lane]
         x = a - b if own & 1 else a + b
@@ -128,7 +128,7 @@ def combine(
     find_factors, rising_max = make_factors(group), make_rising_max(1, LANES)
 
     @cuda.jit
-    def combine(weights, sums, positions, gate, sink, out, slots, window):  # type: ignore[no-untyped-def]
+    def combine(weights, sums, positions, gate, sink, out, slots, window):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
@@ -299,9 +299,7 @@ def combine_quantize(
     store = make_store(unit)
 
     @cuda.jit
-    def combine_quantize(  # type: ignore[no-untyped-def]
-        weights, sums, positions, gate, sink, q, d, sums_of_q, columns, slots, window
-    ):
+    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, slots, window):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))

@@ -197,7 +197,7 @@ def attend_in_place(
     prefetch_keys, prefetch_values = make_prefetch(key_words, value_words)
 
     @device
-    def fetch_query(q, q_scales, thread, n, task0, head0, n_head, words, scales):  # type: ignore[no-untyped-def]
+    def fetch_query(q, q_scales, thread, n, task0, head0, n_head, words, scales):
         """Start loading a thread's part of the queries into registers."""
         for k in range(query_rounds):
             i = I(thread + k * THREADS)
@@ -216,7 +216,7 @@ def attend_in_place(
                     scales[k] = q_scales[I(I(head * blocks) + b)]
 
     @device
-    def place_query(words, scales, thread, scale, query, d):  # type: ignore[no-untyped-def]
+    def place_query(words, scales, thread, scale, query, d):
         """Move them from there to where all threads find them: in the layout of a tensor core, or times ``scale`` with the
         pairs of a warp interleaved."""
         for k in range(query_rounds):
@@ -237,7 +237,7 @@ def attend_in_place(
                     d[I(b * PAIRS + t)] = scales[k]
 
     @device
-    def fetch_keys(keys, thread, words, scales):  # type: ignore[no-untyped-def]
+    def fetch_keys(keys, thread, words, scales):
         """Start loading the first keys of a chunk into registers."""
         if quantized:
             own, own_scales = own_keys(keys, I(thread & 31), I(thread >> 5))
@@ -246,12 +246,12 @@ def attend_in_place(
             load_tile(keys, thread, words)
 
     @device
-    def put_score(scores, task, position, x):  # type: ignore[no-untyped-def]
+    def put_score(scores, task, position, x):
         if task < tasks:
             scores[I(I(task // shared_by * CHUNK + position) * shared_by + task % shared_by)] = x
 
     @device
-    def score(keys, thread, words, scales, query, d, tiles, scores):  # type: ignore[no-untyped-def]
+    def score(keys, thread, words, scales, query, d, tiles, scores):
         """Scores of all pairs, hidden or not."""
         lane, warp = I(thread & 31), I(thread >> 5)
         if quantized:
@@ -286,7 +286,7 @@ def attend_in_place(
                 put_score(scores, I(warp * of_warp + (k >> 1)), I(2 * lane + (k & 1)), total[k])
 
     @device
-    def bounds(places, t0, n, task0, window, chunk, firsts, lasts):  # type: ignore[no-untyped-def]
+    def bounds(places, t0, n, task0, window, chunk, firsts, lasts):
         """The lanes of a chunk, firsts to before lasts, that the pairs from t0 which a thread serves see; and the ranges
         that any of them, and all of them, see."""
         begin, end, inner_begin, inner_end = I(CHUNK), I(0), I(0), I(CHUNK)
@@ -298,7 +298,7 @@ def attend_in_place(
         return begin, end, inner_begin, inner_end
 
     @cuda.jit
-    def attend_in_place(  # type: ignore[no-untyped-def]
+    def attend_in_place(
         q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
     ):
         let_next_begin()

@@ -55,7 +55,7 @@ SCORES = 8 * STRIPS
 
 
 @device
-def _add(acc, at, a, b0, b1):  # type: ignore[no-untyped-def]
+def _add(acc, at, a, b0, b1):
     """Add a tensor-core product to the sums acc[at : at + 4]."""
     sums = mma32_onto(a[0], a[1], a[2], a[3], b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3])
     for k in range(4):
@@ -77,7 +77,7 @@ def make_scores(
     n_low = n_acc if low_bits else 1
 
     @device
-    def multiply(at, first, query, key, low_key, high, low, high_of_low, low_of_low):  # type: ignore[no-untyped-def]
+    def multiply(at, first, query, key, low_key, high, low, high_of_low, low_of_low):
         """Add dimensions 32 at .. 32 at + 31 to the sums of some strips."""
         x_high, x_low = vector4(query, 256 * at), vector4(query, 256 * at + 128)
         for m in range(at_once):
@@ -94,7 +94,7 @@ def make_scores(
                     _add(low_of_low, 8 * m + 4 * e, x_low, w, z)
 
     @device
-    def take_strips(i, b, x, y, query, key, low_key, scale, s):  # type: ignore[no-untyped-def]
+    def take_strips(i, b, x, y, query, key, low_key, scale, s):
         """Add a block to the scores of strips ``at_once`` * i and those after it; x, y: its scales of the two queries."""
         high = cuda.local.array(n_acc, np.int32)
         low = cuda.local.array(n_acc, np.int32)
@@ -127,7 +127,7 @@ def make_scores(
     take_all_strips = make_each(strips // at_once, take_strips)
 
     @device
-    def scores(query, dq, keys, lows, scales, lane, s):  # type: ignore[no-untyped-def]
+    def scores(query, dq, keys, lows, scales, lane, s):
         g, t = I(lane >> 2), I(lane & 3)
         key = advance(keys, I(I(2 * t) * pitch + 2 * g))
         low_key = advance(lows, I(t * low_pitch + 2 * g))
@@ -142,7 +142,7 @@ def make_scores(
 
 
 @device
-def hide(s, r, first, last, t):  # type: ignore[no-untyped-def]
+def hide(s, r, first, last, t):
     """Set the scores of query r at positions outside [first, last) of the chunk to -inf."""
     for m in range(STRIPS):
         for e in range(4):
@@ -152,7 +152,7 @@ def hide(s, r, first, last, t):  # type: ignore[no-untyped-def]
 
 
 @device
-def weigh(s, r, lane):  # type: ignore[no-untyped-def]
+def weigh(s, r, lane):
     """Turn the scores of query r into weights 2**(score - maximum), all 0 if no position is visible; returns ln 2 * maximum
     and the sum of the weights, which is 0 only then."""
     top = s[4 * r]
@@ -188,7 +188,7 @@ def make_integers(load: DeviceFunction) -> DeviceFunction:
     n_w = 4 * STRIPS
 
     @device
-    def integers(p, r, scales, t, high, low):  # type: ignore[no-untyped-def]
+    def integers(p, r, scales, t, high, low):
         w = cuda.local.array(n_w, np.float32)
         bits = I(0)
         for m in range(STRIPS):
@@ -229,7 +229,7 @@ def make_values(of: CacheType, d_v: int, pitch: int, low_pitch: int, load: Devic
     half, n_low = block // 2, 8 if low_bits else 1
 
     @device
-    def values(words, lows, b, n, high, low, x, y, lane, o):  # type: ignore[no-untyped-def]
+    def values(words, lows, b, n, high, low, x, y, lane, o):
         upper = cuda.local.array(8, np.int32)
         lower = cuda.local.array(8, np.int32)
         upper_of_low = cuda.local.array(n_low, np.int32)

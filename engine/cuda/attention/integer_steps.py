@@ -175,21 +175,21 @@ def attend_integer_chunks(
     prefetch_keys, prefetch_values = make_prefetch(key_words, value_words)
 
     @device
-    def copy_keys(stage, keys, page, seen, lane):  # type: ignore[no-untyped-def]
+    def copy_keys(stage, keys, page, seen, lane):
         """Start copying the keys of a page to the warp's stage, if ``seen``; always the next group of copies."""
         if seen:
             fetch_keys(stage, advance(keys, np.int64(page) * key_words), lane)
         copies_commit()
 
     @device
-    def copy_values(stage, values, page, seen, lane):  # type: ignore[no-untyped-def]
+    def copy_values(stage, values, page, seen, lane):
         """The same for its values."""
         if seen:
             fetch_values(stage, advance(values, np.int64(page) * value_words), I(0), lane)
         copies_commit()
 
     @device
-    def write_strip(i, values, high, low, x, y, lane, sums, at, other_at):  # type: ignore[no-untyped-def]
+    def write_strip(i, values, high, low, x, y, lane, sums, at, other_at):
         """Write 16 dimensions of the weighted values to where ``combine`` reads them, if the places are not negative."""
         o = cuda.local.array(8, np.float32)
         weighted(values, advance(values, low_values), i // per_block, i % per_block, high, low, x, y, lane, o)
@@ -201,7 +201,7 @@ def attend_integer_chunks(
     write_strips = make_each(per_block, write_strip)
 
     @device
-    def write_block(b, values, s, lane, both, sums, at, other_at):  # type: ignore[no-untyped-def]
+    def write_block(b, values, s, lane, both, sums, at, other_at):
         high = cuda.local.array(8, np.uint32)
         low = cuda.local.array(8, np.uint32)
         scales, t = advance(values, value_scales + b * (CHUNK // 2)), I(lane & 3)
@@ -216,7 +216,7 @@ def attend_integer_chunks(
     write_blocks = make_each(blocks, write_block)
 
     @device
-    def see(r, s, first, last, lane, weights, slot):  # type: ignore[no-untyped-def]
+    def see(r, s, first, last, lane, weights, slot):
         """From the scores of query r to weights; their maximum and sum go to its slot, if it is not negative."""
         hide(s, r, first, last, I(lane & 3))
         m, weight = weigh(s, r, lane)
@@ -224,7 +224,7 @@ def attend_integer_chunks(
             weights[2 * slot], weights[2 * slot + 1] = m, weight
 
     @cuda.jit
-    def attend_integer_chunks(  # type: ignore[no-untyped-def]
+    def attend_integer_chunks(
         q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
     ):
         let_next_begin()

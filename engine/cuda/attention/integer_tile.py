@@ -162,7 +162,7 @@ def _make_fetch(rows: int, width: int, source_pitch: int, pitch: int, at: int, t
     even = threads % across == 0 and vectors % across == 0 and rows % down == 0
 
     @device
-    def fetch_evenly(stage, p, thread):  # type: ignore[no-untyped-def]
+    def fetch_evenly(stage, p, thread):
         row, column = I(U(thread) // U(across)), I(I(U(thread) % U(across)) * 4)
         to, source = advance(stage, I(I(row * pitch) + column) + I(at)), advance(p, I(I(row * source_pitch) + column))
         for k in range(rounds):
@@ -170,7 +170,7 @@ def _make_fetch(rows: int, width: int, source_pitch: int, pitch: int, at: int, t
             copy4(to, I(row * pitch + column), source, I(row * source_pitch + column), I(1))
 
     @device
-    def fetch(stage, p, thread):  # type: ignore[no-untyped-def]
+    def fetch(stage, p, thread):
         for k in range(rounds):
             i = I(thread + k * threads)
             if whole or i < n:
@@ -195,14 +195,14 @@ def make_fetch(tile: Tile, threads: int) -> tuple[DeviceFunction, DeviceFunction
     value_scales_of = _make_fetch(part // block, half, half, half, tile.value_scales, threads)
 
     @device
-    def fetch_keys(stage, keys, thread):  # type: ignore[no-untyped-def]
+    def fetch_keys(stage, keys, thread):
         keys_of(stage, keys, thread)
         key_scales_of(stage, advance(keys, k_scales), thread)
         if low_bits:
             low_keys_of(stage, advance(keys, n_keys), thread)
 
     @device
-    def fetch_values(stage, values, first, thread):  # type: ignore[no-untyped-def]
+    def fetch_values(stage, values, first, thread):
         values_of(stage, advance(values, first), thread)
         value_scales_of(stage, advance(values, I(v_scales + I(U(first) // U(block)) * half)), thread)
         if low_bits:
@@ -219,12 +219,12 @@ def make_place(of: CacheType, d_k: int, group: int, turns: int) -> DeviceFunctio
     rounds, n_scales = -(-(d_k // 16) // turns), PAIRS * blocks
 
     @device
-    def head_of(task, head0, n_head):  # type: ignore[no-untyped-def]
+    def head_of(task, head0, n_head):
         row = I(U(task) // U(group))
         return np.int64(I(I(row * n_head) + I(head0 + I(task - row * group))))
 
     @device
-    def place(q, q_scales, task, last, head0, n_head, lane, turn, query, scales):  # type: ignore[no-untyped-def]
+    def place(q, q_scales, task, last, head0, n_head, lane, turn, query, scales):
         one, other = min(last, I(task + (lane >> 2))), min(last, I(task + (lane >> 2) + 8))
         x = advance(q, head_of(one, head0, n_head) * (2 * of_limb) + 2 * (lane & 3))
         y = advance(q, head_of(other, head0, n_head) * (2 * of_limb) + 2 * (lane & 3))
@@ -244,7 +244,7 @@ def make_place(of: CacheType, d_k: int, group: int, turns: int) -> DeviceFunctio
 
 
 @device
-def _rotate_strip(i, x, lane):  # type: ignore[no-untyped-def]
+def _rotate_strip(i, x, lane):
     """The levels 1, 2, 4 and 8 of rotation, between elements of a lane and of four lanes."""
     for level in range(2):
         apart = 1 << level
@@ -270,7 +270,7 @@ def make_rotate(strips: int, block: int) -> DeviceFunction:
         """A level between strips that are ``apart``."""
 
         @device
-        def level(i, x):  # type: ignore[no-untyped-def]
+        def level(i, x):
             if i & apart == 0:
                 for k in range(8):
                     low, high = x[8 * i + k], x[8 * (i + apart) + k]
@@ -280,7 +280,7 @@ def make_rotate(strips: int, block: int) -> DeviceFunction:
         return make_each(strips, level)
 
     @device
-    def scale(i, x):  # type: ignore[no-untyped-def]
+    def scale(i, x):
         for k in range(8):
             x[8 * i + k] = x[8 * i + k] * unit
 
@@ -288,7 +288,7 @@ def make_rotate(strips: int, block: int) -> DeviceFunction:
     one, two, four = (make_level(apart) if apart < per else None for apart in (1, 2, 4))
 
     @device
-    def rotate(x, lane):  # type: ignore[no-untyped-def]
+    def rotate(x, lane):
         within(0, x, lane)
         if per > 1:
             one(0, x)
@@ -302,7 +302,7 @@ def make_rotate(strips: int, block: int) -> DeviceFunction:
 
 
 @device
-def join_factors(maximum, mass, m, weight, seen):  # type: ignore[no-untyped-def]
+def join_factors(maximum, mass, m, weight, seen):
     """Join a chunk or a group with maximum m and sum ``weight`` to those before it, unless it is hidden: (the factor of those
     before, its own factor, the new maximum, the new sum)."""
     joined = max(maximum, m)

@@ -147,21 +147,21 @@ def attend_integers(
     rotate = make_rotate(strips, block)
 
     @device
-    def fetch(stage, keys, values, page, first, thread):  # type: ignore[no-untyped-def]
+    def fetch(stage, keys, values, page, first, thread):
         """Start copying a page."""
         fetch_keys(stage, advance(keys, np.int64(page) * key_words), thread)
         fetch_values(stage, advance(values, np.int64(page) * value_words), first, thread)
         copies_commit()
 
     @device
-    def clear_strip(i, element):  # type: ignore[no-untyped-def]
+    def clear_strip(i, element):
         for k in range(8):
             element[8 * i + k] = F(0.0)
 
     clear = make_each(strips, clear_strip)
 
     @device
-    def share_scores(board, half, lane, s):  # type: ignore[no-untyped-def]
+    def share_scores(board, half, lane, s):
         """Write the scores of the warp's positions to where the other warp that has these queries reads them."""
         for m in range(own_strips):
             at = I(I(half * own_strips + m) * 256 + 8 * lane)
@@ -176,7 +176,7 @@ def attend_integers(
                 )
 
     @device
-    def take_scores(board, lane, s):  # type: ignore[no-untyped-def]
+    def take_scores(board, lane, s):
         for m in range(STRIPS):
             for k in range(2):
                 words = vector4(board, I(256 * m + 4 * k) + I(8 * lane))
@@ -184,7 +184,7 @@ def attend_integers(
                     s[8 * m + 4 * k + e] = bits_float(I(words[e]))
 
     @device
-    def join_strip(i, stage, b, n, high, low, x, y, lane, shares, element):  # type: ignore[no-untyped-def]
+    def join_strip(i, stage, b, n, high, low, x, y, lane, shares, element):
         """Join 16 dimensions of a chunk's weighted values, number ``n`` + i of block b, to those of the group."""
         o = cuda.local.array(8, np.float32)
         words, lows = advance(stage, values_at), advance(stage, low_values)
@@ -196,7 +196,7 @@ def attend_integers(
     join_strips = make_each(of_turn, join_strip)
 
     @device
-    def join_chunk(stage, first_block, s, lane, shares, element):  # type: ignore[no-untyped-def]
+    def join_chunk(stage, first_block, s, lane, shares, element):
         """Join a chunk's weighted values, from a block on, to those of the group."""
         high = cuda.local.array(8, np.uint32)
         low = cuda.local.array(8, np.uint32)
@@ -218,7 +218,7 @@ def attend_integers(
                     element[n_elements - n_turn + k] = first[k]
 
     @device
-    def settle_strip(i, r, element, out, a, b, first, keep):  # type: ignore[no-untyped-def]
+    def settle_strip(i, r, element, out, a, b, first, keep):
         k = 8 * i + 4 * r
         for e in range(4):
             element[k + e] = b * element[k + e]
@@ -237,7 +237,7 @@ def attend_integers(
     settle_strips = make_each(strips, settle_strip)
 
     @device
-    def settle(r, element, out, top, mass, tops, masses, keep):  # type: ignore[no-untyped-def]
+    def settle(r, element, out, top, mass, tops, masses, keep):
         """Join a group, whose sums are in element, to those before it, which are in ``out``, the row's part of the result;
         the sums of all are stored there if ``keep``, and then the next group begins."""
         # Sums show whether something has been seen: maxima are -inf also where all scores are NaN.
@@ -247,7 +247,7 @@ def attend_integers(
         top[r], mass[r] = F(-np.inf), F(0.0)
 
     @device
-    def see(r, s, place, window, chunk, whole, lane, shares, top, mass):  # type: ignore[no-untyped-def]
+    def see(r, s, place, window, chunk, whole, lane, shares, top, mass):
         """From the scores of query r to weights; their maximum and sum are joined to those of the group."""
         if not whole:
             begin, end = visible(place, window, chunk)
@@ -257,7 +257,7 @@ def attend_integers(
         shares[2 * r], shares[2 * r + 1], top[r], mass[r] = factors
 
     @device
-    def finish_strip(i, r, element, total, share):  # type: ignore[no-untyped-def]
+    def finish_strip(i, r, element, total, share):
         """Join the sink and divide."""
         for e in range(4):
             k = 8 * i + 4 * r + e
@@ -266,7 +266,7 @@ def attend_integers(
             element[k] = element[k] / total
 
     @device
-    def write_strip(i, r, element, gate, at, out):  # type: ignore[no-untyped-def]
+    def write_strip(i, r, element, gate, at, out):
         k = 8 * i + 4 * r
         if gated:
             words = load4(gate, at + 16 * i)
@@ -277,14 +277,14 @@ def attend_integers(
     finish_strips, write_strips = make_each(strips, finish_strip), make_each(strips, write_strip)
 
     @device
-    def place_of(task, last, head0, n_head):  # type: ignore[no-untyped-def]
+    def place_of(task, last, head0, n_head):
         """The row of a pair, and its number among all heads of all rows."""
         task = min(last, task)
         row = I(U(task) // U(group))
         return row, I(I(row * n_head) + I(head0 + I(task - row * group)))
 
     @device
-    def end_row(r, element, task, last, head0, n_head, tops, masses, sink):  # type: ignore[no-untyped-def]
+    def end_row(r, element, task, last, head0, n_head, tops, masses, sink):
         """Divide the result of a pair by the sum of its weights, and its sink's."""
         share, total = F(1.0), masses[r]
         if sinks:
@@ -292,14 +292,14 @@ def attend_integers(
         finish_strips(0, r, element, total, share)
 
     @device
-    def write_row(r, element, task, last, head0, n_head, column, gate, out):  # type: ignore[no-untyped-def]
+    def write_row(r, element, task, last, head0, n_head, column, gate, out):
         if task <= last:
             _, head = place_of(task, last, head0, n_head)
             of_head = np.int64(head) * d_v + column
             write_strips(0, r, element, gate, np.int64(head) * d_v + (of_head + d_v), advance(out, of_head))
 
     @cuda.jit
-    def attend_integers(  # type: ignore[no-untyped-def]
+    def attend_integers(
         q, q_scales, keys, values, positions, sequences, table, gate, sink, out, rows, pages, stride, window
     ):
         let_next_begin()

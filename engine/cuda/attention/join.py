@@ -43,7 +43,7 @@ AT_ONCE = 4
 
 
 @device
-def first_visible(position, window):  # type: ignore[no-untyped-def]
+def first_visible(position, window):
     """The first position that the row at ``position`` sees."""
     return max(I(0), I(position - window + 1)) if window > 0 else I(0)
 
@@ -64,12 +64,12 @@ def _make_block(pitch: int, group: int, apart: int, first: int, n: int) -> tuple
         fetch_high, join_high = _make_block(pitch, group, apart, first + n // 2, n // 2)
 
         @device
-        def fetch(sums, begin, count, x):  # type: ignore[no-untyped-def]
+        def fetch(sums, begin, count, x):
             fetch_low(sums, begin, count, x)
             fetch_high(sums, begin, count, x)
 
         @device
-        def join(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
+        def join(sums, count, more, factor, share, term, x, element, total):
             element, total = join_low(sums, count, more, factor, share, term, x, element, total)
             return join_high(sums, count, more, factor, share, term, x, element, total)
 
@@ -80,7 +80,7 @@ def _make_block(pitch: int, group: int, apart: int, first: int, n: int) -> tuple
     further = place - first
 
     @device
-    def fetch_few(sums, begin, count, x):  # type: ignore[no-untyped-def]
+    def fetch_few(sums, begin, count, x):
         for k in range(first, first + n):
             x[k] = F(0.0)
         if place < count:
@@ -89,7 +89,7 @@ def _make_block(pitch: int, group: int, apart: int, first: int, n: int) -> tuple
                     x[k] = sums[(k + further) * pitch]
 
     @device
-    def join_few(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
+    def join_few(sums, count, more, factor, share, term, x, element, total):
         if place < count:
             for k in range(first, first + n):
                 element = fma(element, factor[k], share[k] * x[k])
@@ -118,12 +118,12 @@ def make_groups(
         fetch_high, join_high = make_groups(pitch, group, apart, first + n // 2, n // 2)
 
         @device
-        def fetch(sums, begin, count, x):  # type: ignore[no-untyped-def]
+        def fetch(sums, begin, count, x):
             fetch_low(sums, begin, count, x)
             fetch_high(sums, begin, count, x)
 
         @device
-        def join(sums, count, more, factor, share, term, x, elements, totals):  # type: ignore[no-untyped-def]
+        def join(sums, count, more, factor, share, term, x, elements, totals):
             join_low(sums, count, more, factor, share, term, x, elements, totals)
             join_high(sums, count, more, factor, share, term, x, elements, totals)
 
@@ -133,7 +133,7 @@ def make_groups(
     number, alone = first // group, group == 1
 
     @device
-    def join_group(sums, count, more, factor, share, term, x, elements, totals):  # type: ignore[no-untyped-def]
+    def join_group(sums, count, more, factor, share, term, x, elements, totals):
         # Zeros, not what a factor of 0 makes of the group before: that may be -0.
         own = x[first]
         element, total = join_some(sums, count, more, factor, share, term, x, F(0.0), F(0.0))
@@ -149,7 +149,7 @@ def make_rising_max(each: int, width: int) -> DeviceFunction:
     steps = (width // each).bit_length() - 1
 
     @device
-    def rising_max(x, lane):  # type: ignore[no-untyped-def]
+    def rising_max(x, lane):
         for k in range(steps):
             below = lane_from(x, max(I(lane - (each << k)), I(0)))
             if lane & (width - 1) >= each << k:
@@ -166,7 +166,7 @@ def make_factors(group: int) -> DeviceFunction:
     rising_max = make_rising_max(1, group)
 
     @device
-    def find_factors(m, mass, inside, lane, factor, share, term):  # type: ignore[no-untyped-def]
+    def find_factors(m, mass, inside, lane, factor, share, term):
         top = rising_max(m, lane)
         before = lane_from(top, max(I(lane - 1), I(0)))
         if lane & (group - 1) == 0:
@@ -208,9 +208,7 @@ def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
     find_factors = make_factors(group)
 
     @cuda.jit
-    def join_chunks(  # type: ignore[no-untyped-def]
-        weights, sums, positions, group_weights, group_sums, slots, group_slots, window
-    ):
+    def join_chunks(weights, sums, positions, group_weights, group_sums, slots, group_slots, window):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))

@@ -148,11 +148,11 @@ def attend_latents(
     steps, step_tile, step_p = CHUNK // AT_ONCE, AT_ONCE * pitch, AT_ONCE * apart
 
     @device
-    def row_of(task):  # type: ignore[no-untyped-def]
+    def row_of(task):
         return I(0) if single else I(U(task) // U(n_head))
 
     @device
-    def place_queries(q, shared, task0, n, thread, scale):  # type: ignore[no-untyped-def]
+    def place_queries(q, shared, task0, n, thread, scale):
         """Queries times scale to shared memory; pairs that do not exist repeat the last one."""
         for k in range(query_rounds):
             i = I(thread + k * THREADS)
@@ -166,7 +166,7 @@ def attend_latents(
                 keep4(shared, to, a, b, c, e)
 
     @device
-    def weigh(shared, places, weights, thread, task0, n, slots, chunk):  # type: ignore[no-untyped-def]
+    def weigh(shared, places, weights, thread, task0, n, slots, chunk):
         """From scores to weights, maxima and sums, one pair per warp at a time."""
         lane = I(thread & 31)
         for k in range(own_tasks):
@@ -192,7 +192,7 @@ def attend_latents(
                 at[1] = total
 
     @device
-    def weighted_sum(shared, t0, places, sums, thread, task0, n, slots, chunk, first, whole):  # type: ignore[no-untyped-def]
+    def weighted_sum(shared, t0, places, sums, thread, task0, n, slots, chunk, first, whole):
         """Weighted sums of some pairs, from t0 on, for the elements of the slice in shared memory, which begins with element
         ``first``; ``whole``: every pair sees the whole chunk."""
         total = cuda.local.array(n_sums, np.float32)
@@ -219,9 +219,7 @@ def attend_latents(
                         at[1] = total[2 * t + 1]
 
     @cuda.jit
-    def attend_latents(  # type: ignore[no-untyped-def]
-        q, latents, positions, sequences, table, weights, sums, rows, stride, slots, scale
-    ):
+    def attend_latents(q, latents, positions, sequences, table, weights, sums, rows, stride, slots, scale):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         if single:

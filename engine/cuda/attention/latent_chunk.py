@@ -157,7 +157,7 @@ def make_stage(of: Layout) -> DeviceFunction:
         """Rounds first .. first + count - 1: all loads, then all stores."""
 
         @device
-        def some(rows, tile, thread, places, words):  # type: ignore[no-untyped-def]
+        def some(rows, tile, thread, places, words):
             for k in range(count):
                 i = I(thread + (first + k) * THREADS)
                 if exact or i < n:
@@ -185,7 +185,7 @@ def make_stage(of: Layout) -> DeviceFunction:
         rest = chained(runs[1:])
 
         @device
-        def both(rows, tile, thread, places, words):  # type: ignore[no-untyped-def]
+        def both(rows, tile, thread, places, words):
             one(rows, tile, thread, places, words)
             rest(rows, tile, thread, places, words)
 
@@ -194,7 +194,7 @@ def make_stage(of: Layout) -> DeviceFunction:
     copy = chained(runs)
 
     @device
-    def stage(rows, tile, thread, places):  # type: ignore[no-untyped-def]
+    def stage(rows, tile, thread, places):
         words = cuda.local.array(n_words, np.uint32)
         copy(rows, tile, thread, places, words)
 
@@ -205,7 +205,7 @@ def make_floats(half: bool) -> DeviceFunction:
     """The device function ``floats(words, x, at)``: the elements of a vector of four words, as x[at], x[at + 1], ..."""
 
     @device
-    def floats(words, x, at):  # type: ignore[no-untyped-def]
+    def floats(words, x, at):
         for e in range(4):
             if half:
                 x[at + 2 * e] = low_half(words[e])
@@ -226,7 +226,7 @@ def make_score(of: Layout) -> DeviceFunction:
     floats = make_floats(of.half)
 
     @device
-    def score(tile, query, lane, total):  # type: ignore[no-untyped-def]
+    def score(tile, query, lane, total):
         keys = cuda.local.array(n_keys, np.float32)
         q = cuda.local.array(per, np.float32)
         row = advance(tile, I(lane * pitch))
@@ -252,7 +252,7 @@ def make_sum(of: Layout, masked: bool) -> DeviceFunction:
     half, summed, pitch, apart = of.half, of.summed, of.pitch, of.apart
 
     @device
-    def add(value, p, total):  # type: ignore[no-untyped-def]
+    def add(value, p, total):
         weight = cuda.local.array(4, np.float32)
         for j in range(AT_ONCE):
             if half:

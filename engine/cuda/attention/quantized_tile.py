@@ -52,12 +52,12 @@ def make_query(tile: Tile, of: CacheType, group: int) -> DeviceFunction:
     n_vectors, n_scales, sets = pairs * of_head // 4, pairs * blocks, pairs // 16
 
     @device
-    def head_of(task, head0, n_head):  # type: ignore[no-untyped-def]
+    def head_of(task, head0, n_head):
         row = I(U(task) // U(group))
         return np.int64(I(I(row * n_head) + I(head0 + I(task - row * group))))
 
     @device
-    def place(q, q_scales, task0, last, head0, n_head, thread, to):  # type: ignore[no-untyped-def]
+    def place(q, q_scales, task0, last, head0, n_head, thread, to):
         i = thread
         while i < n_vectors:
             lane, b = I(i & 31), I((i >> 5) // sets)
@@ -84,7 +84,7 @@ def _make_load(bits: int) -> DeviceFunction:
     """The device function ``load(m, key, scale, words, scales)``: a lane's part of positions 2 m and 2 m + 1 of a block."""
 
     @device
-    def load(m, key, scale, words, scales):  # type: ignore[no-untyped-def]
+    def load(m, key, scale, words, scales):
         for k in range(2):
             e = 2 * m + k
             if bits == 8:
@@ -97,7 +97,7 @@ def _make_load(bits: int) -> DeviceFunction:
 
 
 @device
-def _product(n, m, a, query, d, x, y, s):  # type: ignore[no-untyped-def]
+def _product(n, m, a, query, d, x, y, s):
     """Add a block to the scores of positions 2 m and 2 m + 1, whose scales are x and y, with pairs 2 n and 2 n + 1."""
     sums = mma32(a[0], a[1], a[2], a[3], query[2 * n], query[2 * n + 1])
     s[16 * n + 2 * m] = fma(d[2 * n] * x, F(sums[0]), s[16 * n + 2 * m])
@@ -121,7 +121,7 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceF
     load, products = make_each(4, load_two), make_each(own // 2, _product)
 
     @device
-    def step(m, key, scale, more, words, scales, query, d, s):  # type: ignore[no-untyped-def]
+    def step(m, key, scale, more, words, scales, query, d, s):
         x, y = half_to_float(scales[2 * m]), half_to_float(scales[2 * m + 1])
         if bits == 8:
             a = words[4 * m], words[4 * m + 2], words[4 * m + 1], words[4 * m + 3]
@@ -140,17 +140,17 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceF
     steps = make_each(4, step)
 
     @device
-    def own_part(keys, lane):  # type: ignore[no-untyped-def]
+    def own_part(keys, lane):
         """A lane's words of the first block, and the first of its scales."""
         return advance(keys, lane), advance(halves(advance(keys, integers)), lane >> 2)
 
     @device
-    def fetch(keys, lane, words, scales):  # type: ignore[no-untyped-def]
+    def fetch(keys, lane, words, scales):
         key, scale = own_part(keys, lane)
         load(0, key, scale, words, scales)
 
     @device
-    def score(keys, lane, words, scales, query, d, s):  # type: ignore[no-untyped-def]
+    def score(keys, lane, words, scales, query, d, s):
         b = cuda.local.array(own, np.uint32)
         factor = cuda.local.array(own, np.float32)
         key, scale = own_part(keys, lane)
@@ -186,14 +186,14 @@ def make_values(tile: Tile, of: CacheType) -> tuple[int, int, DeviceFunction, De
     zero = F(-ZEROS[bits])
 
     @device
-    def keep(to, at, word, scale):  # type: ignore[no-untyped-def]
+    def keep(to, at, word, scale):
         """Four elements."""
         offset = scale * zero
         a, b = unpacked(word, 0, scale, offset), unpacked(word, 1, scale, offset)
         keep4(to, at, a, b, unpacked(word, 2, scale, offset), unpacked(word, 3, scale, offset))
 
     @device
-    def fetch(values, step, thread, words, scales):  # type: ignore[no-untyped-def]
+    def fetch(values, step, thread, words, scales):
         first = advance(halves(advance(values, integers)), I(step * (units * EIGHT // BLOCK)))
         values = advance(values, I(step * (units * n_words)))
         for k in range(rounds):
@@ -207,7 +207,7 @@ def make_values(tile: Tile, of: CacheType) -> tuple[int, int, DeviceFunction, De
                 scales[k] = first[i >> 2]
 
     @device
-    def store(to, thread, words, scales):  # type: ignore[no-untyped-def]
+    def store(to, thread, words, scales):
         for k in range(rounds):
             i = I(thread + k * threads)
             if whole or i < units:

@@ -28,7 +28,7 @@ def make_own_keys(of: CacheType, d_k: int) -> DeviceFunction:
     bits, integers = of.bits, of.integer_words(d_k)
 
     @device
-    def own(keys, lane, tile):  # type: ignore[no-untyped-def]
+    def own(keys, lane, tile):
         g, t = I((lane >> 2) & 7), I(lane & 3)
         position = I(16 * tile + 2 * g)
         at = I(((t >> 1) * CHUNK + position) * 4 + 2 * (t & 1)) if bits == 8 else I(position * 4 + t)
@@ -42,7 +42,7 @@ def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> DeviceFuncti
     dimensions of each, and the scales of both in one word, ``at`` and ``scale_at`` words further, as number ``slot``."""
 
     @device
-    def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
+    def load(key, scale, words, scales):
         if bits == 8:
             a = load2(key, at)
             b = load2(key, at + 4)
@@ -65,7 +65,7 @@ def _make_key_use(bits: int, slot: int, acc_at: int) -> DeviceFunction:
     """
 
     @device
-    def use(words, scales, b0, b1, d0, d1, z0, z1, acc):  # type: ignore[no-untyped-def]
+    def use(words, scales, b0, b1, d0, d1, z0, z1, acc):
         if bits == 8:
             a0, a2, a1, a3 = words[4 * slot], words[4 * slot + 1], words[4 * slot + 2], words[4 * slot + 3]
             s0, s1, s2, s3 = mma32(a0, a1, a2, a3, b0, b1)
@@ -108,7 +108,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
         first, last = make_load(unit, 0), make_load(unit, wide - 1)
 
         @device
-        def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
+        def load(key, scale, words, scales):
             first(key, scale, words, scales)
             if wide > 1:
                 last(key, scale, words, scales)
@@ -120,7 +120,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
         more = unit + 1 < ahead
 
         @device
-        def loads(key, scale, words, scales):  # type: ignore[no-untyped-def]
+        def loads(key, scale, words, scales):
             load(key, scale, words, scales)
             if more:
                 rest(key, scale, words, scales)
@@ -136,7 +136,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
         load = make_unit_load(unit + ahead)
 
         @device
-        def step(key, scale, words, scales, query, d, b0, b1, d0, d1, z0, z1, more, acc):  # type: ignore[no-untyped-def]
+        def step(key, scale, words, scales, query, d, b0, b1, d0, d1, z0, z1, more, acc):
             if opens:
                 b0, b1 = vector2(query, 8 * at)
                 low, high = vector2(d, at)
@@ -158,7 +158,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
     load, step = make_first_loads(0), make_from(0)
 
     @device
-    def score(key, scale, words, scales, query, d, acc):  # type: ignore[no-untyped-def]
+    def score(key, scale, words, scales, query, d, acc):
         for k in range(n_acc):
             acc[k] = F(0.0)
         if rounds == 1:
@@ -185,14 +185,14 @@ def make_float_run(half: bool, of_warp: int, n: int) -> DeviceFunction:
         key_apart, scaled_apart = n // 2 * (CHUNK // 2 if half else CHUNK), n // 2 * of_warp
 
         @device
-        def run(key, scaled, total):  # type: ignore[no-untyped-def]
+        def run(key, scaled, total):
             low(key, scaled, total)
             high(advance(key, key_apart), advance(scaled, scaled_apart), total)
 
         return run
 
     @device
-    def run_one(key, scaled, total):  # type: ignore[no-untyped-def]
+    def run_one(key, scaled, total):
         if half:
             a, b = low_half(key[0]), high_half(key[0])
         else:

@@ -129,7 +129,7 @@ class Tile:
 
 
 @device
-def take4(p, i, x, k):  # type: ignore[no-untyped-def]
+def take4(p, i, x, k):
     """x[k : k + 4] = p[i : i + 4], of shared memory."""
     words = vector4(p, i)
     for e in range(4):
@@ -149,7 +149,7 @@ def make_each(n: int, one: DeviceFunction) -> DeviceFunction:
     high = low if n == 2 * further else make_each(n - further, one)
 
     @device
-    def each(i, *arguments):  # type: ignore[no-untyped-def]
+    def each(i, *arguments):
         low(i, *arguments)
         high(i + further, *arguments)
 
@@ -161,7 +161,7 @@ def _make_rows(columns: int, masked: bool, n: int) -> DeviceFunction:
     [.., columns]; ``masked``: not where x[i] is ``HIDDEN``."""
 
     @device
-    def row(i, x, y, acc):  # type: ignore[no-untyped-def]
+    def row(i, x, y, acc):
         weight = x[i]
         for j in range(columns):
             total = fma(weight, y[j], acc[i * columns + j])
@@ -188,7 +188,7 @@ def make_steps(
         turned = turns and n == 2
 
         @device
-        def steps(a, second, b, acc):  # type: ignore[no-untyped-def]
+        def steps(a, second, b, acc):
             part(a, second, b, acc)
             a, second, b = advance(a, a_further), advance(second, a_further), advance(b, b_further)
             if turned:
@@ -201,7 +201,7 @@ def make_steps(
     rows = _make_rows(columns, masked, own)
 
     @device
-    def step(a, second, b, acc):  # type: ignore[no-untyped-def]
+    def step(a, second, b, acc):
         x = cuda.local.array(own, np.float32)
         y = cuda.local.array(columns, np.float32)
         take4(a, I(0), x, 0)
@@ -224,7 +224,7 @@ def make_sum_run(tile: Tile, masked: bool) -> DeviceFunction:
     a_further, b_further, turn = 4 * tile.pairs, 4 * tile.pitch, tile.turn
 
     @device
-    def run(a, of_lane, b, acc):  # type: ignore[no-untyped-def]
+    def run(a, of_lane, b, acc):
         part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
         a, b, of_lane = advance(a, a_further), advance(b, b_further), I(of_lane ^ turn)
         part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
@@ -250,7 +250,7 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
 
     def make_hide(value: np.floating) -> DeviceFunction:
         @device
-        def hide(i, s, places, key, window, chunk):  # type: ignore[no-untyped-def]
+        def hide(i, s, places, key, window, chunk):
             start = 8 * i
             first, last = visible(places[i if i < 4 else i + 12], window, chunk)
             for e in range(8):
@@ -261,7 +261,7 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
         return hide
 
     @device
-    def weigh(i, s, sums, tops, lane):  # type: ignore[no-untyped-def]
+    def weigh(i, s, sums, tops, lane):
         start = 8 * i
         m = s[start]
         for e in range(1, 8):
@@ -281,7 +281,7 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
                 sums[4 * i + e] = s[start + e] + s[start + 4 + e]
 
     @device
-    def halve(sums, lane, bit, n):  # type: ignore[no-untyped-def]
+    def halve(sums, lane, bit, n):
         """Of n pairs, a lane keeps half and sends the others to the lane that differs in ``bit``."""
         upper = (lane >> bit) & 1 != 0
         for k in range(each * n // 2):
@@ -291,7 +291,7 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
             sums[k] = kept + lane_xor(given, I(1 << bit))
 
     @device
-    def total(sums, masses, lane):  # type: ignore[no-untyped-def]
+    def total(sums, masses, lane):
         halve(sums, lane, first_bit + 2, own)
         halve(sums, lane, first_bit + 1, own // 2)
         if own == 8:
@@ -316,7 +316,7 @@ def make_join(tile: Tile) -> DeviceFunction:
     columns = tile.columns
 
     @device
-    def join(i, element, o, factors, shares):  # type: ignore[no-untyped-def]
+    def join(i, element, o, factors, shares):
         start, pair = i * columns, i if i < 4 else i + 12
         a, b = factors[pair], shares[pair]
         for j in range(columns):
@@ -326,7 +326,7 @@ def make_join(tile: Tile) -> DeviceFunction:
 
 
 @device
-def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
+def rotate4(a, b, c, d):
     """The thread's four elements of a rotated block (``engine/cpu/quantized_cache.py``): elements 4 k and on of lane 2 k."""
     a, b, c, d = a + b, a - b, c + d, c - d
     a, b, c, d = a + c, b + d, a - c, b - d
@@ -342,7 +342,7 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @device
-def head_of(task, group, head0, n_head):  # type: ignore[no-untyped-def]
+def head_of(task, group, head0, n_head):
     """The number of a (row, head) pair of a KV head among all heads of all rows."""
     row = I(U(task) // U(group))
     return I(I(row * n_head) + I(head0 + I(task - row * group)))
@@ -362,15 +362,15 @@ def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction,
     columns, d_v, quads, pairs, further = tile.columns, tile.d_v, tile.quads, tile.pairs, 4 * tile.threads
 
     @device
-    def load_kept(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def load_kept(i, k, x, start, groups, out, task, last, head0, n_head, column):
         take4(groups, I(I(i * (columns // 4) + k) * further), x, start)
 
     @device
-    def store_kept(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def store_kept(i, k, x, start, groups, out, task, last, head0, n_head, column):
         keep4(groups, I(I(i * (columns // 4) + k) * further), x[start], x[start + 1], x[start + 2], x[start + 3])
 
     @device
-    def load4_of(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def load4_of(i, k, x, start, groups, out, task, last, head0, n_head, column):
         own, d = I(task + (i if i < 4 else i + 12)), I(column + 4 * quads * k)
         if own <= last and d < d_v:
             words = load4(out, np.int64(head_of(own, group, head0, n_head)) * d_v + d)
@@ -378,7 +378,7 @@ def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction,
                 x[start + e] = bits_float(I(words[e]))
 
     @device
-    def store4_of(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def store4_of(i, k, x, start, groups, out, task, last, head0, n_head, column):
         own, d = I(task + (i if i < 4 else i + 12)), I(column + 4 * quads * k)
         if own <= last and d < d_v:
             to = np.int64(head_of(own, group, head0, n_head)) * d_v + d
@@ -387,7 +387,7 @@ def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction,
     load_four, store_four = (load_kept, store_kept) if tile.kept else (load4_of, store4_of)
 
     @device
-    def clear(i, element, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def clear(i, element, groups, out, task, last, head0, n_head, column):
         for k in range(columns // 4):
             start = i * columns + 4 * k
             for e in range(4):
@@ -395,7 +395,7 @@ def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction,
             store_four(i, k, element, start, groups, out, task, last, head0, n_head, column)
 
     @device
-    def join(i, element, groups, out, task, last, head0, n_head, column, factors):  # type: ignore[no-untyped-def]
+    def join(i, element, groups, out, task, last, head0, n_head, column, factors):
         pair = i if i < 4 else i + 12
         a, b = factors[pair], factors[pairs + pair]
         x = cuda.local.array(4, np.float32)
@@ -410,7 +410,7 @@ def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction,
             store_four(i, k, x, 0, groups, out, task, last, head0, n_head, column)
 
     @device
-    def load(i, element, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def load(i, element, groups, out, task, last, head0, n_head, column):
         for k in range(columns // 4):
             load_four(i, k, element, i * columns + 4 * k, groups, out, task, last, head0, n_head, column)
 
@@ -425,7 +425,7 @@ def make_finish(tile: Tile, group: int, gated: bool, rotated: bool, sinks: bool)
     columns, d_v, quads, factors = tile.columns, tile.d_v, tile.quads, tile.at_once * tile.pairs
 
     @device
-    def finish(i, element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+    def finish(i, element, totals, gate, out, task, last, head0, n_head, column):
         pair = i if i < 4 else i + 12
         own, total = I(task + pair), totals[pair]
         head = head_of(own, group, head0, n_head)

@@ -237,7 +237,7 @@ def attend_tiles(
         ``to``."""
 
         @device
-        def put(to, at, words, k):  # type: ignore[no-untyped-def]
+        def put(to, at, words, k):
             a, b, c, d = words[k], words[k + 1], words[k + 2], words[k + 3]
             if half:
                 keep4(to, at, low_half(a), high_half(a), low_half(b), high_half(b))
@@ -250,7 +250,7 @@ def attend_tiles(
     put_key, put_value = make_put(half), make_put(half_values)
 
     @device
-    def put_row(to, at, words, k):  # type: ignore[no-untyped-def]
+    def put_row(to, at, words, k):
         """Store a vector of elements of one position, one above the other."""
         for e in range(4):
             if half:
@@ -260,7 +260,7 @@ def attend_tiles(
                 to[I(at + e * width)] = bits_float(I(words[k + e]))
 
     @device
-    def fetch_scores(q, keys, starts, step, chunk, last_chunk, thread, query, key):  # type: ignore[no-untyped-def]
+    def fetch_scores(q, keys, starts, step, chunk, last_chunk, thread, query, key):
         """Start loading slice ``step`` of queries and of keys into registers."""
         q = advance(q, I(step * DIMENSIONS))
         if n_query == 2:
@@ -279,7 +279,7 @@ def attend_tiles(
                     key[4 * k + e] = vector[e]
 
     @device
-    def find_pages(table, of_head, chunk, chunk_of, last_chunk, thread, lies):  # type: ignore[no-untyped-def]
+    def find_pages(table, of_head, chunk, chunk_of, last_chunk, thread, lies):
         """Look up where the thread's keys of the chunks from ``chunk`` on are, as far as these exist."""
         for k in range(key_rounds):
             own = I(chunk + (chunk_of if quantized else I(thread + k * threads) // of_chunk))
@@ -287,7 +287,7 @@ def attend_tiles(
                 lies[k] = I(of_head + table[own])
 
     @device
-    def begin_scores(q, keys, starts, lies, chunk, last_chunk, thread, query, key):  # type: ignore[no-untyped-def]
+    def begin_scores(q, keys, starts, lies, chunk, last_chunk, thread, query, key):
         """Find the thread's keys in the pages at ``lies``, and start loading the first slice."""
         for k in range(key_rounds):
             i = I(thread + k * threads)
@@ -299,7 +299,7 @@ def attend_tiles(
         fetch_scores(q, keys, starts, I(0), chunk, last_chunk, thread, query, key)
 
     @device
-    def begin_keys(keys, lies, chunk, last_chunk, lane, key, key_scales):  # type: ignore[no-untyped-def]
+    def begin_keys(keys, lies, chunk, last_chunk, lane, key, key_scales):
         """Find the quantized keys of a chunk in the page at ``lies``, and start loading the first block into registers."""
         own = advance(keys, np.int64(lies) * key_words)
         if chunk <= last_chunk:
@@ -307,7 +307,7 @@ def attend_tiles(
         return own
 
     @device
-    def store_scores(to, scale, thread, query, key):  # type: ignore[no-untyped-def]
+    def store_scores(to, scale, thread, query, key):
         """Move them from there to shared memory: queries times ``scale`` [16, pairs], keys [16, at_once, 64]."""
         own_query = advance(to, I(I(thread // pairs * n_query) * pairs + thread % pairs))
         for k in range(n_query):
@@ -322,7 +322,7 @@ def attend_tiles(
             put_key(to, I(keys_at + I(dimension * width) + I(c * CHUNK + column)), key, 4 * k)
 
     @device
-    def fetch_values(values, step, thread, value, value_scales):  # type: ignore[no-untyped-def]
+    def fetch_values(values, step, thread, value, value_scales):
         """Start loading slice ``step`` of a chunk's values into registers."""
         values = advance(values, I(step * value_slice_words))
         for k in range(value_rounds):
@@ -335,7 +335,7 @@ def attend_tiles(
                     value[4 * k + e] = vector[e]
 
     @device
-    def store_values(to, thread, value, value_scales):  # type: ignore[no-untyped-def]
+    def store_values(to, thread, value, value_scales):
         """Move it from there to shared memory: [positions, pitch]."""
         for k in range(value_rounds):
             i = I(thread + k * threads)
@@ -346,7 +346,7 @@ def attend_tiles(
         n_value, n_value_scales, fetch_values, store_values = make_values(tile, of_values)
 
     @device
-    def keep_weights(s, to, row, quad):  # type: ignore[no-untyped-def]
+    def keep_weights(s, to, row, quad):
         """Store a thread's weights in [64, pairs], from its position on.
 
         Of eight quads of pairs, number q of positions 4 k .. 4 k + 3 is stored in the place of number q ^ (2 k & 6), or if
@@ -359,7 +359,7 @@ def attend_tiles(
                 keep4(to, I(at + I(4 * quad ^ 16)), s[32 + e], s[40 + e], s[48 + e], s[56 + e])
 
     @device
-    def find_factors(tops, masses, place, chunk, window, maximum, mass):  # type: ignore[no-untyped-def]
+    def find_factors(tops, masses, place, chunk, window, maximum, mass):
         """Turn the maximum and the sum of a pair's chunk into the factors that join it to its group, in place; returns the
         maximum and the sum of the group."""
         first, last = visible(place, window, chunk)
@@ -376,7 +376,7 @@ def attend_tiles(
         return maximum, mass
 
     @device
-    def find_group_factors(factors, totals, top, maximum, mass):  # type: ignore[no-untyped-def]
+    def find_group_factors(factors, totals, top, maximum, mass):
         """Write the factors that join a pair's group to those before it, whose sum is totals[0]; returns the maximum of
         all."""
         a, b = F(1.0), F(-0.0)
@@ -391,7 +391,7 @@ def attend_tiles(
         return top
 
     @cuda.jit
-    def attend_tiles(  # type: ignore[no-untyped-def]
+    def attend_tiles(
         q, q_scales, keys, values, at, sequences, table, gate, sink, out, rows, pages, stride, window, scale
     ):
         let_next_begin()

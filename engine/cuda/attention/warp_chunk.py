@@ -32,7 +32,7 @@ def make_prefetch(key_words: int, value_words: int) -> tuple[DeviceFunction, Dev
 
     def make(words: int) -> DeviceFunction:
         @device
-        def prefetch_page(of, page, seen):  # type: ignore[no-untyped-def]
+        def prefetch_page(of, page, seen):
             if seen:
                 prefetch(of, np.int64(page) * words, 4 * words)
 
@@ -48,7 +48,7 @@ def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> DeviceFunct
     own_keys, n_acc = make_own_keys(of, d_k), CHUNK // 4
 
     @device
-    def score(keys, query, d, scores, lane):  # type: ignore[no-untyped-def]
+    def score(keys, query, d, scores, lane):
         words = cuda.local.array(n_key, np.uint32)
         scales = cuda.local.array(n_scales, np.uint32)
         acc = cuda.local.array(n_acc, np.float32)
@@ -94,7 +94,7 @@ def make_chunk_of_a_warp(
     row_of, head_of, _, _ = make_weigh(group, tasks, pitch, 32, single)
 
     @device
-    def look(places, limits, lane, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+    def look(places, limits, lane, n, task0, head0, n_head, slots, window, chunk):
         """Write the limits of a lane's pair; returns the ranges of the chunk that any pair, and all pairs, see, and the
         lane's slot."""
         t = min(lane, I(n - 1))
@@ -110,7 +110,7 @@ def make_chunk_of_a_warp(
         return I(-lanes_max(I(-first))), lanes_max(last), lanes_max(first), I(-lanes_max(I(-last))), slot
 
     @device
-    def masked(scores, limits, t, first, last, lane):  # type: ignore[no-untyped-def]
+    def masked(scores, limits, t, first, last, lane):
         """A pair's place, and its scores of positions ``lane`` and ``lane`` + 32."""
         if not single:
             first, last = limits[t], limits[tasks + t]
@@ -121,7 +121,7 @@ def make_chunk_of_a_warp(
         return own, s, u
 
     @device
-    def weigh(scores, limits, first, last, lane):  # type: ignore[no-untyped-def]
+    def weigh(scores, limits, first, last, lane):
         """Turn scores into weights, in place; lane t gets the maximum and the sum of pair t.  The result of a pair that sees
         nothing is not used.  Two pairs are interleaved, since one is a long dependent chain."""
         top, mass = F(0.0), F(0.0)
@@ -150,24 +150,22 @@ def make_chunk_of_a_warp(
         return top, mass
 
     @device
-    def own_values(values, column):  # type: ignore[no-untyped-def]
+    def own_values(values, column):
         scales = advance(halves(advance(values, value_integers)), I(column >> 3))
         return advance(values, I(column * row_words // columns)), scales
 
     @device
-    def load_first(value, scale, middle, words, scales):  # type: ignore[no-untyped-def]
+    def load_first(value, scale, middle, words, scales):
         load_span(advance(value, I(middle * row_words)), advance(scale, I(middle * row_scales)), words, scales)
 
     @device
-    def take_scores(keys, query, d, scores, lane):  # type: ignore[no-untyped-def]
+    def take_scores(keys, query, d, scores, lane):
         # Other lanes have finished reading the chunk before.
         cuda.syncwarp()
         score(keys, query, d, scores, lane)
 
     @device
-    def take_values(  # type: ignore[no-untyped-def]
-        values, scores, limits, places, weights, sums, lane, n, task0, head0, n_head, slots, window, chunk
-    ):
+    def take_values(values, scores, limits, places, weights, sums, lane, n, task0, head0, n_head, slots, window, chunk):
         words = cuda.local.array(n_value, np.uint32)
         scales = cuda.local.array(span, np.uint16)
         total = cuda.local.array(n_total, np.float32)

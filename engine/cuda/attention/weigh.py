@@ -23,7 +23,7 @@ U = np.uint32
 
 
 @device
-def warp_max(x):  # type: ignore[no-untyped-def]
+def warp_max(x):
     """The largest x of a warp, in every lane; computed on integers of the same order, for which there is an instruction."""
     bits = float_bits(x)
     most = lanes_max(I(bits ^ I((bits >> I(31)) & I(0x7FFFFFFF))))
@@ -31,7 +31,7 @@ def warp_max(x):  # type: ignore[no-untyped-def]
 
 
 @device
-def visible(place, window, chunk):  # type: ignore[no-untyped-def]
+def visible(place, window, chunk):
     """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
     low = first_visible(place, window)
     return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
@@ -46,16 +46,16 @@ def make_weigh(
     weigh_rounds = -(-tasks // n_warps)
 
     @device
-    def row_of(task):  # type: ignore[no-untyped-def]
+    def row_of(task):
         return I(0) if single else I(U(task) // U(group))
 
     @device
-    def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
+    def head_of(task, n_head, head0):
         """The number of a (row, head) pair among all heads of all rows."""
         return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
 
     @device
-    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
+    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):
         """Turn scores into exp(score - maximum), in place, one task per warp at a time.  The maximum, and the lane's summand
         of the sum, go to tops and masses."""
         lane = I(thread & 31)
@@ -79,7 +79,7 @@ def make_weigh(
                     masses[k] = s + u
 
     @device
-    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):
         """Write maxima and sums to where ``combine`` reads them."""
         lane = I(thread & 31)
         for k in range(weigh_rounds):

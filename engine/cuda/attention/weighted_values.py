@@ -35,7 +35,7 @@ UNSIGNED = U(0x80808080)
 
 
 @device
-def unpacked(word, e, scale, offset):  # type: ignore[no-untyped-def]
+def unpacked(word, e, scale, offset):
     """Byte e of a word of integers n + z, converted to scale * n; offset: -(2**15 + z) * scale."""
     return fma(bits_float(I(pick_bytes(word, U(0x47), U(0x4505 + 16 * e)))), scale, offset)
 
@@ -46,7 +46,7 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> DeviceFunction:
     bits, row_words, row_scales = of.bits, d_v * of.bits // 32, d_v // BLOCK
 
     @device
-    def load_one(value, scale, at, words, scales):  # type: ignore[no-untyped-def]
+    def load_one(value, scale, at, words, scales):
         if bits == 32:
             vector = load4(value, at * row_words)
             for k in range(4):
@@ -58,7 +58,7 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> DeviceFunction:
             scales[at] = scale[at * row_scales]
 
     @device
-    def load_step(value, scale, first, words, scales):  # type: ignore[no-untyped-def]
+    def load_step(value, scale, first, words, scales):
         # Not a loop, because the compilers of some targets do not unroll it.
         load_one(value, scale, first, words, scales)
         load_one(value, scale, I(first + 1), words, scales)
@@ -71,7 +71,7 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> DeviceFunction:
         half = make(n // 2)
 
         @device
-        def load(value, scale, first, words, scales):  # type: ignore[no-untyped-def]
+        def load(value, scale, first, words, scales):
             half(value, scale, first, words, scales)
             half(value, scale, I(first + n // 2), words, scales)
 
@@ -95,7 +95,7 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
     n_weights = 4 * n_vectors
 
     @device
-    def use(words, scales, at, shift, p, of_p, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+    def use(words, scales, at, shift, p, of_p, j, firsts, lasts, total):
         """Add one position, number ``at``; its weights are p[of_p : of_p + served]."""
         value = cuda.local.array(OWNED, np.float32)
         if bits == 32:
@@ -119,7 +119,7 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
                 total[OWNED * h + e] = x if seen else total[OWNED * h + e]
 
     @device
-    def use_few(words, scales, at, shift, weight, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+    def use_few(words, scales, at, shift, weight, j, firsts, lasts, total):
         p = cuda.local.array(n_weights, np.float32)
         for v in range(n_vectors):
             vector = vector4(weight, I(at * pitch + 4 * v))
@@ -129,7 +129,7 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
             use(words, scales, I(at + k), shift, p, k * pitch, I(j + at + k), firsts, lasts, total)
 
     @device
-    def run(words, scales, first, shift, weight, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+    def run(words, scales, first, shift, weight, j, firsts, lasts, total):
         use_few(words, scales, first, shift, weight, j, firsts, lasts, total)
         if together < 4:
             use_few(words, scales, I(first + together), shift, weight, j, firsts, lasts, total)
@@ -147,7 +147,7 @@ def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, 
         half = make_spans(of, d_v, served, pitch, n_bounds, n // 2)
 
         @device
-        def run(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total):  # type: ignore[no-untyped-def]
+        def run(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total):
             half(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total)
             further = I(first + n // 2)
             half(value, scale, words, scales, further, shift, weight, j, firsts, lasts, more, total)
@@ -157,7 +157,7 @@ def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, 
     use, load = make_sum_run(of.bits, served, pitch, n_bounds, False), make_value_load(of, d_v, STEP)
 
     @device
-    def run_step(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total):  # type: ignore[no-untyped-def]
+    def run_step(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total):
         use(words, scales, first, shift, weight, j, firsts, lasts, total)
         if more:
             load(value, scale, first, words, scales)
@@ -182,11 +182,11 @@ def make_weighted_sum(
     masked_run = make_sum_run(of.bits, served, pitch, n_bounds, True)
 
     @device
-    def load_span(value, scale, words, scales):  # type: ignore[no-untyped-def]
+    def load_span(value, scale, words, scales):
         load_first(value, scale, I(0), words, scales)
 
     @device
-    def weighted_sum(value, scale, shift, p, begin, end, middle, after, firsts, lasts, words, scales, total):  # type: ignore[no-untyped-def]
+    def weighted_sum(value, scale, shift, p, begin, end, middle, after, firsts, lasts, words, scales, total):
         few = cuda.local.array(n_few, np.uint32)
         few_scales = cuda.local.array(STEP, np.uint16)
         for k in range(n_total):

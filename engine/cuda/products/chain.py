@@ -89,21 +89,21 @@ def make_gather(unit: int, most: int) -> DeviceFunction:
     tile_words, column_words = 2 * unit, {256: 16, 16: 4}.get(unit, 8)
 
     @device
-    def words(t, units):  # type: ignore[no-untyped-def]
+    def words(t, units):
         return I(I(I(t >> 3) * units) * tile_words + I(t & 7) * column_words)
 
     @device
-    def sums(t, units):  # type: ignore[no-untyped-def]
+    def sums(t, units):
         return I(I(I(t >> 3) * units) * 8 + I(t & 7))
 
     @device
-    def gather_one(t, count, units, places):  # type: ignore[no-untyped-def]
+    def gather_one(t, count, units, places):
         places[0] = words(t, units) if cuda.threadIdx.x & 31 < 4 else I(-1)
         places[1] = sums(t, units)
         places[2] = I(1)
 
     @device
-    def gather(listed, count, units, places):  # type: ignore[no-untyped-def]
+    def gather(listed, count, units, places):
         lane = I(cuda.threadIdx.x & 31)
         for n in range(tiles):
             j = I(8 * n + (lane >> 2))
@@ -143,62 +143,62 @@ def _make_where(unit: int, most: int, gathered: bool) -> _Where:
     tile_words, last = 2 * unit, n_places(most) - 1
 
     @device
-    def own(lane):  # type: ignore[no-untyped-def]
+    def own(lane):
         return lane
 
     @device
-    def pair(lane):  # type: ignore[no-untyped-def]
+    def pair(lane):
         return I(2 * (lane & 3))
 
     @device
-    def tile(rows, n):  # type: ignore[no-untyped-def]
+    def tile(rows, n):
         return True
 
     @device
-    def inside(rows, column, n):  # type: ignore[no-untyped-def]
+    def inside(rows, column, n):
         return column < rows - 8 * n
 
     @device
-    def x(rows, units, n):  # type: ignore[no-untyped-def]
+    def x(rows, units, n):
         return n * units * tile_words
 
     @device
-    def scale(rows, units, n, c):  # type: ignore[no-untyped-def]
+    def scale(rows, units, n, c):
         return n * units * 8 + c
 
     @device
-    def sums(rows, units, n, c):  # type: ignore[no-untyped-def]
+    def sums(rows, units, n, c):
         return n * units * 96 + 12 * c
 
     if not gathered:
         return _Where(own, pair, tile, inside, x, scale, sums)
 
     @device
-    def gathered_own(lane):  # type: ignore[no-untyped-def]
+    def gathered_own(lane):
         return I(lane & 3)
 
     @device
-    def gathered_pair(lane):  # type: ignore[no-untyped-def]
+    def gathered_pair(lane):
         return I(0)
 
     @device
-    def gathered_tile(places, n):  # type: ignore[no-untyped-def]
+    def gathered_tile(places, n):
         return places[last] > 8 * n
 
     @device
-    def gathered_inside(places, column, n):  # type: ignore[no-untyped-def]
+    def gathered_inside(places, column, n):
         return places[n] >= 0
 
     @device
-    def gathered_x(places, units, n):  # type: ignore[no-untyped-def]
+    def gathered_x(places, units, n):
         return places[n]
 
     @device
-    def gathered_scale(places, units, n, c):  # type: ignore[no-untyped-def]
+    def gathered_scale(places, units, n, c):
         return places[tiles + columns * n + c]
 
     @device
-    def gathered_sums(places, units, n, c):  # type: ignore[no-untyped-def]
+    def gathered_sums(places, units, n, c):
         return I(12 * places[tiles + columns * n + c])
 
     return _Where(
@@ -220,7 +220,7 @@ def _make_add(mins: bool, single: bool = False) -> DeviceFunction:
     acc[k] and acc[k + 2]; da: the activations' scale; f: ``Unpack.factors``; the others: the unit's integer sums."""
 
     @device
-    def add(acc, k, da, f, dot, dot8, minimum, minimum8):  # type: ignore[no-untyped-def]
+    def add(acc, k, da, f, dot, dot8, minimum, minimum8):
         value, value8 = f[0] * f32(dot), f[1] * f32(dot8)
         if mins:
             value = fma(f[2], f32(minimum), value)
@@ -268,7 +268,7 @@ def make_parts(
     summed, unscaled = mins or corrected, fmt.group == 0
 
     @device
-    def weighted(a, s, low):  # type: ignore[no-untyped-def]
+    def weighted(a, s, low):
         """Sum of unsigned (minimums) or signed (scales) bytes times int16 sums of activations."""
         if corrected:
             low = dot2_low_signed(s[0], a[0], low)
@@ -281,7 +281,7 @@ def make_parts(
         return dot2_high(s[3], a[1], low)
 
     @device
-    def multiply(a, b, y, v, h, n, dots):  # type: ignore[no-untyped-def]
+    def multiply(a, b, y, v, h, n, dots):
         """Positions 64 v .. 64 v + 63 of a unit: blocks a and b times activations y of tile n, into its four dots."""
         if sixteen:
             parts = (mma16(a[0], a[1], y[0]), mma16(a[2], a[3], y[1]), mma16(b[0], b[1], y[2]), mma16(b[2], b[3], y[3]))
@@ -309,7 +309,7 @@ def make_parts(
                     dots[4 * n + 3] = I(dots[4 * n + 3] + I(pairs[k][3] * high))
 
     @device
-    def load_sums(xs, at):  # type: ignore[no-untyped-def]
+    def load_sums(xs, at):
         """The sums of a unit's activations that the format needs: one for each 16, or for each 32."""
         if sixteen and summed:
             return read(xs, at), read(xs, at + 4)
@@ -318,7 +318,7 @@ def make_parts(
         return ZERO, ZERO
 
     @device
-    def close(low, high, f, sums, da, k, c, dots, acc):  # type: ignore[no-untyped-def]
+    def close(low, high, f, sums, da, k, c, dots, acc):
         """The float part of a unit, for column c of the tile whose sums begin at acc[k]."""
         minimum, minimum8 = I(0), I(0)
         if sixteen and summed:
@@ -346,7 +346,7 @@ def _make_single(type_: T, parts: Parts) -> DeviceFunction:
     load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
 
     @device
-    def single_unit(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+    def single_unit(p, first, last, units, rows, q, d, s, acc):
         lane = I(cuda.threadIdx.x & 31)
         column, pair = I(lane >> 2), I(2 * (lane & 3)) if several else I(0)
         words = cuda.local.array(n_words, np.uint32)
@@ -392,7 +392,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
     x_at, scale_at, sums_at = where.x, where.scale, where.sums
 
     @device
-    def quarter(v, words, h, x, units, rows, dots):  # type: ignore[no-untyped-def]
+    def quarter(v, words, h, x, units, rows, dots):
         """Positions 64 v .. 64 v + 63 of a unit, for every tile.  Called with a constant v: a loop of this length is
         not unrolled, and words[k] with a k known only at run time would be kept in memory instead of registers."""
         column = I((cuda.threadIdx.x & 31) >> 2)
@@ -406,7 +406,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
                 multiply(a, b, y, v, h, n, dots)
 
     @device
-    def step(words, lane, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+    def step(words, lane, x, xs, xd, units, rows, acc):
         """One unit."""
         dots = cuda.local.array(n_acc, np.int32)
         h = header(words)
@@ -425,7 +425,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
                     close(low, high, f, both, xd[scale_at(rows, units, n, c)], 4 * n, c, dots, acc)
 
     @device
-    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+    def chain(p, first, last, units, rows, q, d, s, acc):
         lane = I(cuda.threadIdx.x & 31)
         pair = pair_of(lane)
         words = cuda.local.array(n_words, np.uint32)
@@ -444,7 +444,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
             x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
 
     @device
-    def deep_chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+    def deep_chain(p, first, last, units, rows, q, d, s, acc):
         lane = I(cuda.threadIdx.x & 31)
         pair = pair_of(lane)
         even = cuda.local.array(n_words, np.uint32)
@@ -496,22 +496,22 @@ def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart:
     """The products of a format with these units; block: :class:`Unpack`; load(p, i) loads ``Products.words`` words."""
 
     @device
-    def quants16(words, j):  # type: ignore[no-untyped-def]
+    def quants16(words, j):
         return block(words, j)
 
     @device
-    def dots16(a, x, i, there):  # type: ignore[no-untyped-def]
+    def dots16(a, x, i, there):
         y = u32(0)
         if there:
             y = load(x, i)
         return mma16(a[0], a[1], y)
 
     @device
-    def quants32(words, j):  # type: ignore[no-untyped-def]
+    def quants32(words, j):
         return block(words, 0)
 
     @device
-    def dots32(a, x, i, there):  # type: ignore[no-untyped-def]
+    def dots32(a, x, i, there):
         y0, y1 = u32(0), u32(0)
         if there:
             y0, y1 = load(x, i)
@@ -521,18 +521,18 @@ def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart:
         return Products(1, quants16, dots16) if unit == 16 else Products(2, quants32, dots32)
 
     @device
-    def further(a, x, i, there, before):  # type: ignore[no-untyped-def]
+    def further(a, x, i, there, before):
         y0, y1 = u32(0), u32(0)
         if there:
             y0, y1 = load(x, i)
         return mma32_onto(a[0], a[1], a[2], a[3], y0, y1, before[0], before[1], before[2], before[3])
 
     @device
-    def quants64(words, j):  # type: ignore[no-untyped-def]
+    def quants64(words, j):
         return block(words, 0), block(words, 1)
 
     @device
-    def dots64(a, x, i, there):  # type: ignore[no-untyped-def]
+    def dots64(a, x, i, there):
         return further(a[1], x, i + apart, there, dots32(a[0], x, i, there))
 
     if unit == 64:
@@ -540,11 +540,11 @@ def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart:
     assert unit == 128
 
     @device
-    def quants128(words, j):  # type: ignore[no-untyped-def]
+    def quants128(words, j):
         return block(words, 0), block(words, 1), block(words, 2), block(words, 3)
 
     @device
-    def dots128(a, x, i, there):  # type: ignore[no-untyped-def]
+    def dots128(a, x, i, there):
         before = further(a[2], x, i + 2 * apart, there, dots64(a, x, i, there))
         return further(a[3], x, i + 3 * apart, there, before)
 
@@ -567,7 +567,7 @@ def _make_small(type_: T, most: int, gathered: bool) -> DeviceFunction:
     x_at, scale_at = where.x, where.scale
 
     @device
-    def step(words, j, lane, i, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+    def step(words, j, lane, i, x, xs, xd, units, rows, acc):
         """Unit j of a record, the i-th after those of x, xs and xd."""
         a = quants(words, j)
         f = factors(words, j)
@@ -582,7 +582,7 @@ def _make_small(type_: T, most: int, gathered: bool) -> DeviceFunction:
                     add(acc, 4 * n + c, xd[at], f, dots[c], dots[2 + c], minimum, minimum)
 
     @device
-    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+    def chain(p, first, last, units, rows, q, d, s, acc):
         lane = I(cuda.threadIdx.x & 31)
         pair = pair_of(lane)
         words = cuda.local.array(n_group, np.uint32)
@@ -608,7 +608,7 @@ def _make_small(type_: T, most: int, gathered: bool) -> DeviceFunction:
     assert parts == group == 4
 
     @device
-    def record(words, i, p, start, first, last, lane, x, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+    def record(words, i, p, start, first, last, lane, x, xd, units, rows, acc):
         """The i-th record of a group, whose first unit is ``start``; then load the one that follows it in the next group."""
         u = I(start + 4 * i)
         if u < last:
@@ -624,7 +624,7 @@ def _make_small(type_: T, most: int, gathered: bool) -> DeviceFunction:
                 load(advance(p, i * size), lane, words)
 
     @device
-    def chain_of_parts(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+    def chain_of_parts(p, first, last, units, rows, q, d, s, acc):
         """A record has four units; the first and the last record may also have units of the chains beside this one."""
         lane = I(cuda.threadIdx.x & 31)
         pair = pair_of(lane)
@@ -655,7 +655,7 @@ def make_factors(fmt: Unpack, parts: int) -> DeviceFunction:
         return own
 
     @device
-    def factors(words, j):  # type: ignore[no-untyped-def]
+    def factors(words, j):
         return own(words)
 
     return factors

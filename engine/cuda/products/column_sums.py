@@ -38,11 +38,11 @@ class ColumnSums(NamedTuple):
 
 def _make_plain(block: DeviceFunction, offset: int) -> ColumnSums:
     @njit
-    def order(x0, x1):  # type: ignore[no-untyped-def]
+    def order(x0, x1):
         return x0, x1
 
     @device
-    def dots(words, y):  # type: ignore[no-untyped-def]
+    def dots(words, y):
         a = block(words, 0)
         return mma32(a[0], a[1], a[2], a[3], y[0], y[1])
 
@@ -50,7 +50,7 @@ def _make_plain(block: DeviceFunction, offset: int) -> ColumnSums:
 
 
 @njit
-def _in_turn(x0, x1):  # type: ignore[no-untyped-def]
+def _in_turn(x0, x1):
     """The activations in the order of the nibbles of a word: positions p, p + 16, p + 1, p + 17, ..."""
     return pick_bytes(x0, x1, u32(0x5140)), pick_bytes(x0, x1, u32(0x7362))
 
@@ -60,7 +60,7 @@ def _make_looked_up(values: Sequence[int]) -> ColumnSums:
     t0, t1, t2, t3 = table_words(values)
 
     @njit
-    def entries(q):  # type: ignore[no-untyped-def]
+    def entries(q):
         """The entries that the four low and the four high nibbles number."""
         # Both halves of the table are looked up, and bit 3 chooses between them.
         index = u32(q & u32(0x77777777))
@@ -72,7 +72,7 @@ def _make_looked_up(values: Sequence[int]) -> ColumnSums:
         )
 
     @device
-    def dots(words, y):  # type: ignore[no-untyped-def]
+    def dots(words, y):
         a, b = entries(words[0]), entries(words[1])
         return mma32(a[0], b[0], a[1], b[1], y[0], y[1])
 
@@ -90,21 +90,21 @@ def _make_signed(values: Sequence[int]) -> ColumnSums:
     assert list(values[8:]) == [-value for value in values[:8]] and min(values[:8]) >= 0
 
     @njit
-    def negative(x):  # type: ignore[no-untyped-def]
+    def negative(x):
         """Four bytes, each above -128, with the opposite sign."""
         return u32(u32(u32(0x80808080) - u32(x & u32(0x7F7F7F7F))) ^ u32(~x & u32(0x80808080)))
 
     @njit
-    def order(x0, x1):  # type: ignore[no-untyped-def]
+    def order(x0, x1):
         y = _in_turn(x0, x1)
         return y[0], y[1], negative(y[0]), negative(y[1])
 
     @njit
-    def positive(q):  # type: ignore[no-untyped-def]
+    def positive(q):
         return pick_bytes(t0, t1, q), pick_bytes(t0, t1, u32(q >> u32(16)))
 
     @device
-    def dots(words, y):  # type: ignore[no-untyped-def]
+    def dots(words, y):
         a, b = positive(words[0]), positive(words[1])
         sums = mma32(a[0], b[0], a[1], b[1], y[0], y[1])
         a, b = positive(u32(words[0] ^ u32(0x88888888))), positive(u32(words[1] ^ u32(0x88888888)))

@@ -85,11 +85,11 @@ def _make_piece(piece: tuple[int, int, str], before: int) -> tuple[DeviceFunctio
     share, load = make_place(whose), make_load(((n, 0, "warp"),), {1: stream1, 2: stream2, 4: stream4}, before)
 
     @device
-    def place(lane):  # type: ignore[no-untyped-def]
+    def place(lane):
         return I(start + n * share(lane))
 
     @device
-    def load_at(p, i, words):  # type: ignore[no-untyped-def]
+    def load_at(p, i, words):
         load(advance(p, i), I(0), words)
 
     return place, load_at
@@ -108,13 +108,13 @@ def _make_steps(type_: T, single: bool) -> _Steps:
     summed, roomy = mins or offset > 0, not second
 
     @device
-    def places(p, lane):  # type: ignore[no-untyped-def]
+    def places(p, lane):
         first = settled(advance(p, place_first(lane)))
         ends = settled(advance(p, I(2 * I(lane & 3) * size + place_end(lane))))
         return first, settled(advance(p, place_second(lane))) if second else first, ends
 
     @device
-    def load_four(at, begin, n, words):  # type: ignore[no-untyped-def]
+    def load_four(at, begin, n, words):
         for i in range(4):
             if begin + i < n:
                 own = words[(begin + i) * n_words : (begin + i + 1) * n_words]
@@ -123,14 +123,14 @@ def _make_steps(type_: T, single: bool) -> _Steps:
                     load_second(at[1], (begin + i) * size, own)
 
     @device
-    def load_half(at, half, n, words):  # type: ignore[no-untyped-def]
+    def load_half(at, half, n, words):
         if n >= 4 * half + 4:
             load_four(at, 4 * half, 8, words)
         else:
             load_four(at, 4 * half, n, words)
 
     @device
-    def load_ends(at, n, lane, ends):  # type: ignore[no-untyped-def]
+    def load_ends(at, n, lane, ends):
         pair = I(2 * (lane & 3))
         if pair < n:
             load_end(at[2], 0, ends[:n_end])
@@ -138,13 +138,13 @@ def _make_steps(type_: T, single: bool) -> _Steps:
             load_end(at[2], size, ends[n_end:])
 
     @device
-    def load(at, n, lane, words, ends):  # type: ignore[no-untyped-def]
+    def load(at, n, lane, words, ends):
         load_half(at, 0, n, words)
         load_half(at, 1, n, words)
         load_ends(at, n, lane, ends)
 
     @device
-    def value(f, high, dot, total):  # type: ignore[no-untyped-def]
+    def value(f, high, dot, total):
         """The float part of row g, or g + 8 if ``high``."""
         if offset:
             dot = I(dot - I(offset * total))
@@ -152,7 +152,7 @@ def _make_steps(type_: T, single: bool) -> _Steps:
         return fma(f[3 if high else 2], f32(total), result) if mins else result
 
     @device
-    def activations(inputs, n, lane):  # type: ignore[no-untyped-def]
+    def activations(inputs, n, lane):
         pair, (x, xd, xs) = I(2 * I(lane & 3)), inputs
         x0, x1, da0, da1, sum0, sum1 = u32(0), u32(0), f32(0.0), f32(0.0), I(0), I(0)
         if I(lane >> 2) < n:
@@ -168,7 +168,7 @@ def _make_steps(type_: T, single: bool) -> _Steps:
         return x0, x1, da0, da1, sum0, sum1
 
     @device
-    def group(words, ends, given, n, inputs, at, m, lane, low, high, halved, sums):  # type: ignore[no-untyped-def]
+    def group(words, ends, given, n, inputs, at, m, lane, low, high, halved, sums):
         own = given if roomy else activations(inputs, n, lane)
         t, (x0, x1, da0, da1, sum0, sum1) = I(lane & 3), own
         there, both = I(2 * t) < n, I(2 * t + 1) < n
@@ -208,14 +208,14 @@ def _make_steps(type_: T, single: bool) -> _Steps:
 
 
 @device
-def _store(sums, lane, low, high):  # type: ignore[no-untyped-def]
+def _store(sums, lane, low, high):
     """Store the chains of 16 rows."""
     if lane & 3 == 0:
         sums[lane >> 2], sums[8 + (lane >> 2)] = low, high
 
 
 @device
-def _inputs(q, d, s, first, column, lane):  # type: ignore[no-untyped-def]
+def _inputs(q, d, s, first, column, lane):
     """Where the activations of the g-th unit after ``first``, and the scales and sums of the 2 t-th are."""
     pair = I(2 * (lane & 3))
     at = I(I(first + pair) * 8 + column)
@@ -224,13 +224,13 @@ def _inputs(q, d, s, first, column, lane):  # type: ignore[no-untyped-def]
 
 
 @device
-def _after(inputs, n):  # type: ignore[no-untyped-def]
+def _after(inputs, n):
     """The inputs of n units later."""
     return advance(inputs[0], I(64 * n)), advance(inputs[1], I(8 * n)), advance(inputs[2], I(8 * n))
 
 
 @device
-def _moved(places, n):  # type: ignore[no-untyped-def]
+def _moved(places, n):
     """Places n words later."""
     return settled(advance(places[0], n)), settled(advance(places[1], n)), settled(advance(places[2], n))
 
@@ -244,7 +244,7 @@ def make_columns_chain(type_: T, gathered: bool, deep: bool) -> DeviceFunction:
     ahead = 2 * GROUP if deep else GROUP
 
     @device
-    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+    def chain(p, first, last, units, rows, q, d, s, acc):
         lane = settled(I(cuda.threadIdx.x & 31))
         words = cuda.local.array(n_words, np.uint32)
         ends = cuda.local.array(n_ends, np.uint32)
@@ -286,7 +286,7 @@ def make_columns_chains(type_: T) -> DeviceFunction:
     size = 4 * FORMATS[type_].block_bytes
 
     @device
-    def chains(p, first, last, length, column, q, d, s, sums):  # type: ignore[no-untyped-def]
+    def chains(p, first, last, length, column, q, d, s, sums):
         lane = settled(I(cuda.threadIdx.x & 31))
         words = cuda.local.array(n_words, np.uint32)
         ends = cuda.local.array(n_ends, np.uint32)

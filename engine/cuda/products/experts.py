@@ -90,7 +90,7 @@ def make_finish(finish: Finish) -> tuple[DeviceFunction, DeviceFunction]:
     scaled, biased = finish
 
     @device
-    def load(factors, biases, expert, r, n_rows):  # type: ignore[no-untyped-def]
+    def load(factors, biases, expert, r, n_rows):
         factor, bias = f32(1.0), f32(0.0)
         if scaled:
             factor = factors[expert]
@@ -99,7 +99,7 @@ def make_finish(finish: Finish) -> tuple[DeviceFunction, DeviceFunction]:
         return factor, bias
 
     @device
-    def apply(y, factor, bias):  # type: ignore[no-untyped-def]
+    def apply(y, factor, bias):
         if scaled and biased:
             return fma(y, factor, bias)
         return y * factor if scaled else y + bias
@@ -160,7 +160,7 @@ def matmul_experts(
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
 
     @cuda.jit
-    def matmul_experts(  # type: ignore[no-untyped-def]
+    def matmul_experts(
         w0,
         w1,
         s0,
@@ -313,7 +313,7 @@ def matmul_experts_float(format: str, n_used: int, down: bool, finish: Finish = 
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
 
     @cuda.jit
-    def matmul_experts_float(weight, x, ids, factors, biases, columns, n_rows, out):  # type: ignore[no-untyped-def]
+    def matmul_experts_float(weight, x, ids, factors, biases, columns, n_rows, out):
         let_next_begin()
         lane, pair = I(cuda.threadIdx.x & 31), I(cuda.blockIdx.x)
         r = I(cuda.blockIdx.y * 8 + (cuda.threadIdx.x >> 5))

@@ -54,7 +54,7 @@ def matmul_heads(format: str, most: int) -> KernelCode:
     n_parts = CHAINS * 16 * n_columns
 
     @cuda.jit
-    def matmul_heads(w, out, rows, n_rows, units, q, d, s):  # type: ignore[no-untyped-def]
+    def matmul_heads(w, out, rows, n_rows, units, q, d, s):
         let_next_begin()
         parts = pointer(cuda.shared.array(n_parts, np.float32))
         acc = cuda.local.array(n_acc, np.float32)
@@ -104,7 +104,7 @@ def matmul_heads_float(format: str) -> KernelCode:
     load_float = make_load_float(T[format])
 
     @cuda.jit
-    def matmul_heads_float(weight, x, n_head, columns, n_rows, out):  # type: ignore[no-untyped-def]
+    def matmul_heads_float(weight, x, n_head, columns, n_rows, out):
         let_next_begin()
         lane, pair = I(cuda.threadIdx.x & 31), I(cuda.blockIdx.x)
         r = I(cuda.blockIdx.y * 8 + (cuda.threadIdx.x >> 5))
@@ -129,7 +129,7 @@ def list_heads() -> KernelCode:
     columns = wide_experts.COLUMNS
 
     @cuda.jit
-    def list_heads(rows, of_head, listed, items):  # type: ignore[no-untyped-def]
+    def list_heads(rows, of_head, listed, items):
         let_next_begin()
         head, n_head = I(cuda.blockIdx.x), I(cuda.gridDim.x)
         wait_for_inputs()

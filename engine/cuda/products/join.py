@@ -62,7 +62,7 @@ def join(n_used: int, shared: bool, add: bool, gated: bool = True) -> KernelCode
     logits, one every ``stride``, if it is ``gated``, plus residual if ``add``.  Grid: (ceil(n / 256), rows)."""
 
     @cuda.jit
-    def join(residual, y, weights, common, logits, stride, n, out):  # type: ignore[no-untyped-def]
+    def join(residual, y, weights, common, logits, stride, n, out):
         let_next_begin()
         values = cuda.local.array(n_used, np.float32)
         factors = cuda.local.array(n_used, np.float32)
@@ -122,7 +122,7 @@ def make_area(kind: str) -> DeviceFunction:
     of, gated = ACTIVATIONS[kind], KINDS[kind][0]
 
     @device
-    def activate(gate, up, p, x):  # type: ignore[no-untyped-def]
+    def activate(gate, up, p, x):
         lane = I(cuda.threadIdx.x & 31)
         for half in range(2):
             g = load4(gate, 128 * half + 4 * lane) if gated else ZERO
@@ -131,7 +131,7 @@ def make_area(kind: str) -> DeviceFunction:
                 x[4 * half + k] = of(bits_float(I(g[k])), bits_float(I(u[k])), p[0], p[1], p[2], p[3])
 
     @device
-    def area_of(gate, up, p, area):  # type: ignore[no-untyped-def]
+    def area_of(gate, up, p, area):
         x = cuda.local.array(8, np.float32)
         activate(gate, up, p, x)
         return quantize_area(x, area)
@@ -140,7 +140,7 @@ def make_area(kind: str) -> DeviceFunction:
 
 
 @device
-def quantize_area(x, area):  # type: ignore[no-untyped-def]
+def quantize_area(x, area):
     """Quantize the lane's x float32 [8], for ``make_area``."""
     lane = I(cuda.threadIdx.x & 31)
     bits = I(0)
@@ -172,7 +172,7 @@ def quantize_area(x, area):  # type: ignore[no-untyped-def]
 
 
 @device
-def four(p, i):  # type: ignore[no-untyped-def]
+def four(p, i):
     """Four words of shared memory."""
     return u32(p[i]), u32(p[i + 1]), u32(p[i + 2]), u32(p[i + 3])
 
@@ -208,9 +208,7 @@ def matmul_join(
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
 
     @cuda.jit
-    def matmul_join(  # type: ignore[no-untyped-def]
-        w, common, gate, up, p0, p1, p2, p3, ids, weights, logit, factors_, biases, residual, n_rows, out
-    ):
+    def matmul_join(w, common, gate, up, p0, p1, p2, p3, ids, weights, logit, factors_, biases, residual, n_rows, out):
         let_next_begin()
         areas = pointer(cuda.shared.array(n_area, np.uint32, ALIGNED))
         unit_sums = pointer(cuda.shared.array(n_sums, np.float32))

@@ -67,12 +67,12 @@ class Unpack:
         own = self.fill
 
         @device
-        def fill():  # type: ignore[no-untyped-def]
+        def fill():
             own()
             cuda.syncthreads()
 
         @device
-        def nothing():  # type: ignore[no-untyped-def]
+        def nothing():
             pass
 
         return fill if own is not None else nothing
@@ -97,14 +97,14 @@ def make_place(whose: str) -> DeviceFunction:
     if whose == "turn":
 
         @device
-        def in_turn(lane):  # type: ignore[no-untyped-def]
+        def in_turn(lane):
             return i32(i32(i32(lane >> 2) << 1) | i32(lane & 1))
 
         return in_turn
     shift = _SHIFTS[whose]
 
     @device
-    def place(lane):  # type: ignore[no-untyped-def]
+    def place(lane):
         return lane >> shift
 
     return place
@@ -114,13 +114,13 @@ def _make_move(n: int, stream: DeviceFunction) -> DeviceFunction:
     """The device function move(p, i, words, k): start loading n words from p[i] into words[k]."""
 
     @device
-    def move(p, i, words, k):  # type: ignore[no-untyped-def]
+    def move(p, i, words, k):
         loaded = stream(p, i)
         for e in range(n):
             words[k + e] = loaded[e]
 
     @device
-    def move_one(p, i, words, k):  # type: ignore[no-untyped-def]
+    def move_one(p, i, words, k):
         words[k] = stream(p, i)
 
     return move_one if n == 1 else move
@@ -132,7 +132,7 @@ def _make_load(pieces: Pieces, before: int, move: Mapping[int, DeviceFunction]) 
     of_first, place = move[n], make_place(whose)
 
     @device
-    def load_last(p, lane, words):  # type: ignore[no-untyped-def]
+    def load_last(p, lane, words):
         of_first(p, start + n * place(lane), words, before)
 
     if not others:
@@ -140,7 +140,7 @@ def _make_load(pieces: Pieces, before: int, move: Mapping[int, DeviceFunction]) 
     rest = _make_load(tuple(others), before + n, move)
 
     @device
-    def load(p, lane, words):  # type: ignore[no-untyped-def]
+    def load(p, lane, words):
         of_first(p, start + n * place(lane), words, before)
         rest(p, lane, words)
 
@@ -151,64 +151,64 @@ def _make_load(pieces: Pieces, before: int, move: Mapping[int, DeviceFunction]) 
 
 
 @njit
-def low_half(w):  # type: ignore[no-untyped-def]
+def low_half(w):
     """The float16 in the low 16 bits of a word."""
     return half_to_float(u16(w & u32(0xFFFF)))
 
 
 @njit
-def high_half(w):  # type: ignore[no-untyped-def]
+def high_half(w):
     """The float16 in the high 16 bits of a word."""
     return half_to_float(u16(w >> u32(16)))
 
 
 @njit
-def unsigned_byte(w, k):  # type: ignore[no-untyped-def]
+def unsigned_byte(w, k):
     """Byte k of a word."""
     return i32((w >> u32(8 * k)) & u32(255))
 
 
 @njit
-def signed_byte(w, k):  # type: ignore[no-untyped-def]
+def signed_byte(w, k):
     """Byte k of a word, as int8."""
     return i32(i32(u32(w << u32(24 - 8 * k))) >> i32(24))
 
 
 @njit
-def nibbles(w, shift):  # type: ignore[no-untyped-def]
+def nibbles(w, shift):
     """Four nibbles, one from each byte."""
     return u32((w >> u32(shift)) & u32(0x0F0F0F0F))
 
 
 @njit
-def minus(w, k):  # type: ignore[no-untyped-def]
+def minus(w, k):
     """Four bytes below 128, less k each (k as four bytes), as int8: bit 7 is set first, so no byte borrows from the next."""
     return u32(u32((w | u32(0x80808080)) - u32(k)) ^ u32(0x80808080))
 
 
 @njit
-def spread(bits):  # type: ignore[no-untyped-def]
+def spread(bits):
     """Move bits 0 .. 3 to the lowest bits of bytes 0 .. 3: the product makes copies 7 bits apart, which do not overlap."""
     return u32(u32((bits & u32(15)) * u32(0x00204081)) & u32(0x01010101))
 
 
 @njit
-def no_header(words):  # type: ignore[no-untyped-def]
+def no_header(words):
     return words
 
 
 @njit
-def no_scale(header, r, g):  # type: ignore[no-untyped-def]
+def no_scale(header, r, g):
     return i32(1)
 
 
 @njit
-def no_sums(header, r):  # type: ignore[no-untyped-def]
+def no_sums(header, r):
     return u32(0), u32(0), u32(0), u32(0)
 
 
 @njit
-def halves(w):  # type: ignore[no-untyped-def]
+def halves(w):
     """The factors of a format with one float16 per row: both rows' in one word."""
     return low_half(w), high_half(w), f32(0.0), f32(0.0)
 
@@ -233,11 +233,11 @@ def byte_table(values: Sequence[int]) -> tuple[DeviceFunction, DeviceFunction]:
     four = make_four(values)
 
     @njit
-    def low(q):  # type: ignore[no-untyped-def]
+    def low(q):
         return pick_bytes(four(q), four(u32(q >> u32(16))), u32(0x6420))
 
     @njit
-    def high(q):  # type: ignore[no-untyped-def]
+    def high(q):
         return pick_bytes(four(q), four(u32(q >> u32(16))), u32(0x7531))
 
     return low, high
@@ -248,7 +248,7 @@ def make_four(values: Sequence[int]) -> DeviceFunction:
     t0, t1, t2, t3 = (u32(w) for w in table_words(values))
 
     @njit
-    def four(q):  # type: ignore[no-untyped-def]
+    def four(q):
         # Both halves of the table are looked up, and bit 3 chooses between them.
         index = u32(q & u32(0x7777))
         upper = u32(u32(0x3210) | u32(u32(q & u32(0x8888)) >> u32(1)))

@@ -95,7 +95,7 @@ def matmul_quantized(
     own_length = -(-single // CHAINS)
 
     @cuda.jit
-    def matmul_quantized(  # type: ignore[no-untyped-def]
+    def matmul_quantized(
         w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias
     ):
         let_next_begin()
@@ -178,14 +178,14 @@ def make_load_float(type_: T) -> DeviceFunction:
     if type_ == T.F32:
 
         @device
-        def load_f32(p, i):  # type: ignore[no-untyped-def]
+        def load_f32(p, i):
             return bits_float(I(p[i]))
 
         return load_f32
     half = type_ == T.F16
 
     @device
-    def load_16(p, i):  # type: ignore[no-untyped-def]
+    def load_16(p, i):
         word = p[i >> 1]
         bits = u32(word >> u32(16)) if i & 1 else u32(word & u32(0xFFFF))
         return half_to_float(u16(bits)) if half else bits_float(I(bits << u32(16)))
@@ -201,22 +201,22 @@ def make_load_step(type_: T) -> tuple[int, DeviceFunction, DeviceFunction]:
     if type_ == T.F32:
 
         @device
-        def first_f32(i):  # type: ignore[no-untyped-def]
+        def first_f32(i):
             return i, u32(0)
 
         @device
-        def load_f32(word, shift):  # type: ignore[no-untyped-def]
+        def load_f32(word, shift):
             return bits_float(I(word))
 
         return 32, first_f32, load_f32
     half = type_ == T.F16
 
     @device
-    def first_16(i):  # type: ignore[no-untyped-def]
+    def first_16(i):
         return i >> 1, u32((i & 1) << 4)
 
     @device
-    def load_16(word, shift):  # type: ignore[no-untyped-def]
+    def load_16(word, shift):
         bits = u32(word >> shift)
         return half_to_float(u16(bits)) if half else bits_float(I(bits << u32(16)))
 
@@ -244,7 +244,7 @@ def matmul_float(format: str, add: bool) -> KernelCode:
         """n steps of a lane's chain: all loads first, because they take long."""
 
         @device
-        def steps(own, shift, x, total):  # type: ignore[no-untyped-def]
+        def steps(own, shift, x, total):
             given = cuda.local.array(n, np.uint32)
             values = cuda.local.array(n, np.float32)
             for j in range(n):
@@ -259,7 +259,7 @@ def matmul_float(format: str, add: bool) -> KernelCode:
     long_run, short_run, one = make_steps(LONG), make_steps(SHORT), make_steps(1)
 
     @cuda.jit
-    def matmul_float(w0, w1, w2, n0, n1, n2, x, rows, columns, residual, out0, out1, out2):  # type: ignore[no-untyped-def]
+    def matmul_float(w0, w1, w2, n0, n1, n2, x, rows, columns, residual, out0, out1, out2):
         let_next_begin()
         lane = I(cuda.threadIdx.x & 31)
         at = I(cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5))
@@ -318,7 +318,7 @@ def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCod
         n_given, n_values = n * each, n * most
 
         @device
-        def steps(weight, places, shifts, x, columns, sums):  # type: ignore[no-untyped-def]
+        def steps(weight, places, shifts, x, columns, sums):
             given = cuda.local.array(n_given, np.uint32)
             values = cuda.local.array(n_values, np.float32)
             for s in range(n):
@@ -337,7 +337,7 @@ def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCod
     two, one = make_steps(2), make_steps(1)
 
     @cuda.jit
-    def matmul_float_wide(weight, x, rows, columns, n_rows, residual, out):  # type: ignore[no-untyped-def]
+    def matmul_float_wide(weight, x, rows, columns, n_rows, residual, out):
         let_next_begin()
         lane = I(cuda.threadIdx.x & 31)
         r = I(I(cuda.blockIdx.y * 8 + (cuda.threadIdx.x >> 5)) * each)

@@ -74,7 +74,7 @@ def make_store(unit: int, wide: bool = False) -> DeviceFunction:
     together = unit // 32  # warps of a unit
 
     @device
-    def store(x, inside, t, run, columns, tops, q, d, sums):  # type: ignore[no-untyped-def]
+    def store(x, inside, t, run, columns, tops, q, d, sums):
         thread = I(cuda.threadIdx.x & (RUN - 1))
         warp, lane = I(thread >> 5), I(thread & 31)
         bits = I(float_bits(x) & I(0x7FFFFFFF))
@@ -155,7 +155,7 @@ def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
     of = ACTIVATIONS.get(source)
 
     @cuda.jit
-    def quantize(gate, up, columns, p0, p1, p2, p3, q, d, sums):  # type: ignore[no-untyped-def]
+    def quantize(gate, up, columns, p0, p1, p2, p3, q, d, sums):
         let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)

@@ -193,7 +193,7 @@ def repack(block_bytes: int) -> KernelCode:
     words = 4 * block_bytes
 
     @cuda.jit
-    def repack(rows, place, records, n_rows, blocks, first):  # type: ignore[no-untyped-def]
+    def repack(rows, place, records, n_rows, blocks, first):
         let_next_begin()
         wait_for_inputs()
         u = i32(cuda.blockIdx.x)

@@ -60,7 +60,7 @@ USUAL = Routing()
 
 
 @njit
-def sqrt_softplus(x):  # type: ignore[no-untyped-def]
+def sqrt_softplus(x):
     """sqrt(log(1 + e**x))."""
     return f32(math.sqrt(softplus(x)))
 
@@ -86,9 +86,7 @@ def rms_norm_router(unit: int, n: int) -> KernelCode:
     rest = 32 * held
 
     @cuda.jit
-    def rms_norm_router(  # type: ignore[no-untyped-def]
-        x, weight, router_weight, eps, router, n_rows, q, d, sums, logits
-    ):
+    def rms_norm_router(x, weight, router_weight, eps, router, n_rows, q, d, sums, logits):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
@@ -145,7 +143,7 @@ def rms_norm_router(unit: int, n: int) -> KernelCode:
 
 
 @njit
-def value_of_order(key):  # type: ignore[no-untyped-def]
+def value_of_order(key):
     """The float32 from which ``order_key`` made a key; +0 for -0."""
     return bits_float(I(key ^ I(I(key >> I(31)) & I(0x7FFFFFFF))))
 
@@ -166,12 +164,12 @@ def make_route(
     probability = _PROBABILITIES.get(gating, sigmoid)
 
     @device
-    def logit(logits, biases, e):  # type: ignore[no-untyped-def]
+    def logit(logits, biases, e):
         # NaN is above all numbers: a row with such a logit has it in the sum of its weights.
         return finite(logits[e]) + biases[0][e] if biased else finite(logits[e])
 
     @device
-    def softmax_of(logits, biases):  # type: ignore[no-untyped-def]
+    def softmax_of(logits, biases):
         """The largest logit, and the sum of the exponentials of all."""
         lane = I(cuda.threadIdx.x & 31)
         best = I(LOWEST)
@@ -186,11 +184,11 @@ def make_route(
         return most, fold32(chain)
 
     @device
-    def probability_of(z, most, total):  # type: ignore[no-untyped-def]
+    def probability_of(z, most, total):
         return exp(z - most) / total if softmax else probability(z)
 
     @device
-    def leave_groups(keys):  # type: ignore[no-untyped-def]
+    def leave_groups(keys):
         """Set the keys of all experts to the lowest but for those of the best groups."""
         lane = I(cuda.threadIdx.x & 31)
         own = I(LOWEST)
@@ -221,7 +219,7 @@ def make_route(
                 keys[k] = I(LOWEST)
 
     @device
-    def choose(logits, biases, n):  # type: ignore[no-untyped-def]
+    def choose(logits, biases, n):
         lane = I(cuda.threadIdx.x & 31)
         keys = cuda.local.array(n_own, np.int32)
         largest, total = f32(0.0), f32(1.0)
@@ -268,7 +266,7 @@ def make_route(
         return mine, unless_overflow(own, p) if by_probability and not tabled else p
 
     @device
-    def share(p, expert, scales):  # type: ignore[no-untyped-def]
+    def share(p, expert, scales):
         weight = p
         if normalized:
             total = f32(0.0)
@@ -291,7 +289,7 @@ def route(n_expert: int, n_used: int, scaled: bool = False, routing: Routing = U
     tabled = routing.tabled
 
     @cuda.jit
-    def route(logits, stride, router_bias, selection_bias, table, tokens, scales, ids, weights):  # type: ignore[no-untyped-def]
+    def route(logits, stride, router_bias, selection_bias, table, tokens, scales, ids, weights):
         let_next_begin()
         lane, t = I(cuda.threadIdx.x), I(cuda.blockIdx.x)
         wait_for_inputs()

@@ -63,7 +63,7 @@ def make_tiles(format: str, parts: int) -> DeviceFunction:
     chains = make_columns_chains(T[format])
 
     @device
-    def tiles(w, row, units, column, q, d, s, sums):  # type: ignore[no-untyped-def]
+    def tiles(w, row, units, column, q, d, s, sums):
         warp = I(cuda.threadIdx.x >> 5)
         length = I((units + CHAINS - 1) // CHAINS)
         first = I(I(warp % parts) * each * length)
@@ -76,7 +76,7 @@ def make_tiles(format: str, parts: int) -> DeviceFunction:
 
 
 @device
-def total_of(sums, units, i):  # type: ignore[no-untyped-def]
+def total_of(sums, units, i):
     """The sum of the chains of row i of a block, for ``make_tiles``."""
     length, total = I((units + CHAINS - 1) // CHAINS), f32(0.0)
     for c in range(CHAINS):
@@ -114,7 +114,7 @@ def gate_up(
     n_sums, n_values, first_pair = 4 * CHAINS * 16, 2 * UNIT, int(shared)
 
     @cuda.jit
-    def gate_up(  # type: ignore[no-untyped-def]
+    def gate_up(
         w0,
         w1,
         s0,
@@ -204,7 +204,7 @@ def down(format: str, n_used: int, shared: bool, parts: int, finish: Finish = NO
     n_sums = rows * CHAINS
 
     @cuda.jit
-    def down(w, s0, ids, f, b, n_rows, units, q, d, s, out):  # type: ignore[no-untyped-def]
+    def down(w, s0, ids, f, b, n_rows, units, q, d, s, out):
         let_next_begin()
         sums = pointer(cuda.shared.array(n_sums, np.float32))
         thread, pair, begin = I(cuda.threadIdx.x), I(I(cuda.blockIdx.y) - first_pair), I(I(cuda.blockIdx.x) * rows)

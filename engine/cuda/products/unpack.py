@@ -48,7 +48,7 @@ u32 = np.uint32
 
 def _q4_0() -> Unpack:
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return (
             minus(nibbles(w[0], 0), 0x08080808),
             minus(nibbles(w[1], 0), 0x08080808),
@@ -57,7 +57,7 @@ def _q4_0() -> Unpack:
         )
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return halves(w[2])
 
     return Unpack(0, 0, False, ((2, 0, "lane"), (1, 64, "row")), no_header, block, no_scale, no_sums, factors)
@@ -65,18 +65,18 @@ def _q4_0() -> Unpack:
 
 def _q4_1() -> Unpack:
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return nibbles(w[0], 0), nibbles(w[1], 0), nibbles(w[0], 4), nibbles(w[1], 4)
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return low_half(w[2]), low_half(w[3]), high_half(w[2]), high_half(w[3])
 
     return Unpack(0, 0, True, ((2, 0, "lane"), (2, 64, "row")), no_header, block, no_scale, no_sums, factors)
 
 
 @device
-def _fifth_bits(q, h, shift, first):  # type: ignore[no-untyped-def]
+def _fifth_bits(q, h, shift, first):
     """Four nibbles of q with bits of h as their fifth bits: those of the lane's positions, from ``first`` + 4 t on."""
     t = u32(cuda.threadIdx.x & 3)
     bits = spread(u32(h >> u32(u32(first) + u32(4) * t)))
@@ -85,7 +85,7 @@ def _fifth_bits(q, h, shift, first):  # type: ignore[no-untyped-def]
 
 def _q5_0() -> Unpack:
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return (
             minus(_fifth_bits(w[0], w[2], 0, 0), 0x10101010),
             minus(_fifth_bits(w[1], w[3], 0, 0), 0x10101010),
@@ -94,7 +94,7 @@ def _q5_0() -> Unpack:
         )
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return halves(w[4])
 
     pieces = ((2, 0, "lane"), (2, 64, "row"), (1, 80, "row"))
@@ -103,7 +103,7 @@ def _q5_0() -> Unpack:
 
 def _q5_1() -> Unpack:
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return (
             _fifth_bits(w[0], w[2], 0, 0),
             _fifth_bits(w[1], w[3], 0, 0),
@@ -112,7 +112,7 @@ def _q5_1() -> Unpack:
         )
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return low_half(w[4]), low_half(w[5]), high_half(w[4]), high_half(w[5])
 
     pieces = ((2, 0, "lane"), (2, 64, "row"), (2, 80, "row"))
@@ -121,11 +121,11 @@ def _q5_1() -> Unpack:
 
 def _q8_0() -> Unpack:
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return w[0], w[1], w[2], w[3]
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return halves(w[4])
 
     return Unpack(0, 0, False, ((4, 0, "lane"), (1, 128, "row")), no_header, block, no_scale, no_sums, factors)
@@ -136,7 +136,7 @@ def _iq4_nl() -> Unpack:
     plain = _q4_0()
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return low(w[0]), low(w[1]), high(w[0]), high(w[1])
 
     return Unpack(0, 0, False, plain.pieces, no_header, block, no_scale, no_sums, plain.factors)
@@ -146,16 +146,16 @@ def _mxfp4() -> Unpack:
     low, high = byte_table(FP4_VALUES)
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return low(w[0]), low(w[1]), high(w[0]), high(w[1])
 
     @njit
-    def power(e):  # type: ignore[no-untyped-def]
+    def power(e):
         """2**(e - 128), subnormal below e = 2."""
         return bits_float(i32(e * i32(1 << 23)) - i32(1 << 23) if e >= i32(2) else i32(e + i32(1)) * i32(0x00200000))
 
     @device
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         # The word holds the exponents of rows g, g + 8, g + 1, g + 9 of an even g; index 4 chooses a zero.
         own = u32(u32(0x4440) + u32(2) * u32((cuda.threadIdx.x >> 2) & 1))
         e, e8 = pick_bytes(w[2], u32(0), own), pick_bytes(w[2], u32(0), u32(own + u32(1)))
@@ -168,7 +168,7 @@ def _mxfp4() -> Unpack:
 
 
 @njit
-def scale_min(h1, h2, h3):  # type: ignore[no-untyped-def]
+def scale_min(h1, h2, h3):
     """Eight 6-bit scales and eight minimums of Q4_K and Q5_K, a byte each, from the three packed words."""
     low, six, high = u32(0x0F0F0F0F), u32(0x3F3F3F3F), u32(0x30303030)
     return (
@@ -186,21 +186,21 @@ def _k_functions(
     on."""
 
     @njit
-    def header(w):  # type: ignore[no-untyped-def]
+    def header(w):
         a = scale_min(w[at + 1], w[at + 2], w[at + 3])
         b = scale_min(w[at + 5], w[at + 6], w[at + 7])
         return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
 
     @njit
-    def scale(h, r, g):  # type: ignore[no-untyped-def]
+    def scale(h, r, g):
         return unsigned_byte(h[4 * r + g // 4], g % 4)
 
     @njit
-    def sums(h, r):  # type: ignore[no-untyped-def]
+    def sums(h, r):
         return h[4 * r + 2], h[4 * r + 3], u32(0), u32(0)
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return low_half(w[at]), low_half(w[at + 4]), -high_half(w[at]), -high_half(w[at + 4])
 
     return header, block, scale, sums, factors
@@ -208,7 +208,7 @@ def _k_functions(
 
 def _q4_k() -> Unpack:
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k, shift = 4 * (j // 2), 4 * (j % 2)
         return nibbles(w[k], shift), nibbles(w[k + 1], shift), nibbles(w[k + 2], shift), nibbles(w[k + 3], shift)
 
@@ -217,11 +217,11 @@ def _q4_k() -> Unpack:
 
 def _q5_k() -> Unpack:
     @njit
-    def five(q, h, shift, j):  # type: ignore[no-untyped-def]
+    def five(q, h, shift, j):
         return u32(nibbles(q, shift) | u32(u32((h >> u32(j)) & u32(0x01010101)) << u32(4)))
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k, s = 4 * (j // 2), 4 * (j % 2)
         return (
             five(w[k], w[16], s, j),
@@ -237,21 +237,21 @@ def _q6_k() -> Unpack:
     """Words: low bits of positions 0 .. 127 in two vectors, of the rest in two, high bits of each half in one, scales, d."""
 
     @njit
-    def six(low, high, j):  # type: ignore[no-untyped-def]
+    def six(low, high, j):
         two = u32(u32((high >> u32(2 * (j % 4))) & u32(0x03030303)) << u32(4))
         return u32(nibbles(low, 4 * ((j % 4) // 2)) | two)
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k, h = 8 * (j // 4) + 4 * (j % 2), 16 + 4 * (j // 4)
         return six(w[k], w[h], j), six(w[k + 1], w[h + 1], j), six(w[k + 2], w[h + 2], j), six(w[k + 3], w[h + 3], j)
 
     @njit
-    def header(w):  # type: ignore[no-untyped-def]
+    def header(w):
         return w[24], w[25], w[26], w[27], w[28], w[29], w[30], w[31]
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return halves(w[32])
 
     pieces = (*vectors(0, 128, 256, 384, 512, 640), *both_rows(768), (1, 832, "row"))
@@ -259,41 +259,41 @@ def _q6_k() -> Unpack:
 
 
 @njit
-def signed_scale(h, r, g):  # type: ignore[no-untyped-def]
+def signed_scale(h, r, g):
     """Scales that are int8, 16 per row."""
     return signed_byte(h[4 * r + g // 4], g % 4)
 
 
 @njit
-def all_sums(h, r):  # type: ignore[no-untyped-def]
+def all_sums(h, r):
     """All 16 bytes of a row's header."""
     return h[4 * r], h[4 * r + 1], h[4 * r + 2], h[4 * r + 3]
 
 
 def _q2_k() -> Unpack:
     @njit
-    def two(w, j):  # type: ignore[no-untyped-def]
+    def two(w, j):
         return u32((w >> u32(2 * (j % 4))) & u32(0x03030303))
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k = 4 * (j // 4)
         return two(w[k], j), two(w[k + 1], j), two(w[k + 2], j), two(w[k + 3], j)
 
     @njit
-    def header(w):  # type: ignore[no-untyped-def]
+    def header(w):
         return w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15]
 
     @njit
-    def scale(h, r, g):  # type: ignore[no-untyped-def]
+    def scale(h, r, g):
         return i32(unsigned_byte(h[4 * r + g // 4], g % 4) & i32(15))
 
     @njit
-    def sums(h, r):  # type: ignore[no-untyped-def]
+    def sums(h, r):
         return nibbles(h[4 * r], 4), nibbles(h[4 * r + 1], 4), nibbles(h[4 * r + 2], 4), nibbles(h[4 * r + 3], 4)
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return low_half(w[16]), low_half(w[17]), -high_half(w[16]), -high_half(w[17])
 
     pieces = (*vectors(0, 128), *both_rows(256), (2, 320, "row"))
@@ -304,17 +304,17 @@ def _q3_k() -> Unpack:
     """Words: low bits of positions 0 .. 127, those of the rest, all high bits, thrice a word of scales of both rows, d."""
 
     @njit
-    def three(low, high, j):  # type: ignore[no-untyped-def]
+    def three(low, high, j):
         top = u32(u32((high >> u32(j)) & u32(0x01010101)) << u32(2))
         return u32(u32((low >> u32(2 * (j % 4))) & u32(0x03030303)) | top)
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k = 4 * (j // 4)
         return three(w[k], w[8], j), three(w[k + 1], w[9], j), three(w[k + 2], w[10], j), three(w[k + 3], w[11], j)
 
     @njit
-    def six(w, r, g):  # type: ignore[no-untyped-def]
+    def six(w, r, g):
         """Scales 4 g .. 4 g + 3, less 32 each: the low four bits from the first two words of a row, the high two
         from the third."""
         low = nibbles(w[12 + 2 * (g % 2) + r], 4 * (g // 2))
@@ -322,14 +322,14 @@ def _q3_k() -> Unpack:
         return minus(u32(low | high), 0x20202020)
 
     @njit
-    def header(w):  # type: ignore[no-untyped-def]
+    def header(w):
         return (
             *(six(w, 0, 0), six(w, 0, 1), six(w, 0, 2), six(w, 0, 3)),
             *(six(w, 1, 0), six(w, 1, 1), six(w, 1, 2), six(w, 1, 3)),
         )
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return halves(w[18])
 
     pieces = (*vectors(128, 256, 0), (2, 384, "row"), (2, 400, "row"), (2, 416, "row"), (1, 432, "row"))
@@ -340,22 +340,22 @@ def _iq4_xs() -> Unpack:
     low, high = byte_table(IQ4_VALUES)
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k = 4 * (j // 2) + 2 * (j % 2)
         return low(w[k]), low(w[k + 1]), high(w[k]), high(w[k + 1])
 
     @njit
-    def header(w):  # type: ignore[no-untyped-def]
+    def header(w):
         return w[16], w[17], w[18], w[19]
 
     @njit
-    def scale(h, r, g):  # type: ignore[no-untyped-def]
+    def scale(h, r, g):
         four = i32((h[1 + 2 * r] >> u32(4 * g)) & u32(15))
         two = i32((h[2 * r] >> u32(16 + 2 * g)) & u32(3))
         return i32((four | two << i32(4)) - i32(32))
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return low_half(w[16]), low_half(w[18]), f32(0.0), f32(0.0)
 
     return Unpack(32, 0, False, (*vectors(0, 128, 256, 384), (4, 512, "row")), header, block, scale, no_sums, factors)

@@ -41,7 +41,7 @@ def _make_factors(at: int) -> DeviceFunction:
     """``Unpack.factors`` of a format whose float16 of both rows are word ``at``."""
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return halves(w[at])
 
     return factors
@@ -51,11 +51,11 @@ def _tq2_0() -> Unpack:
     """Words: positions 0 .. 127 in a vector, two bits each, and the rest in another; d."""
 
     @njit
-    def two(w, j):  # type: ignore[no-untyped-def]
+    def two(w, j):
         return minus(u32((w >> u32(2 * (j % 4))) & u32(0x03030303)), ONES)
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         k = 4 * (j // 4)
         return two(w[k], j), two(w[k + 1], j), two(w[k + 2], j), two(w[k + 3], j)
 
@@ -68,7 +68,7 @@ def _tq1_0() -> Unpack:
     for each row a word with four digits of positions 240 .. 255; d."""
 
     @njit
-    def digits(w, n):  # type: ignore[no-untyped-def]
+    def digits(w, n):
         """Digit n of each byte, less 1."""
         # A byte is a fraction of 256, in base 3: times 3**n without what exceeds 8 bits, and times 3, the digit exceeds them.
         power = u32(81) if n == 4 else u32(u32(u32(0x1B090301) >> u32(8 * n)) & u32(255))
@@ -79,7 +79,7 @@ def _tq1_0() -> Unpack:
         return minus(u32(even | odd), ONES)
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         if j < 5:
             return digits(w[0], j), digits(w[1], j), digits(w[2], j), digits(w[3], j)
         if j < 7:
@@ -96,13 +96,13 @@ def _q1_0() -> Unpack:
     """Words: 128 bits of row g, then of row g + 8; d."""
 
     @njit
-    def one(bits):  # type: ignore[no-untyped-def]
+    def one(bits):
         """Bits 0 .. 3 as 1 and -1."""
         ones = spread(bits)
         return u32(ones | u32(u32(ones ^ u32(ONES)) * u32(255)))
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         first = u32(u32(4) * u32(cuda.threadIdx.x & 3))
         second = u32(first + u32(16))
         return (
@@ -120,13 +120,13 @@ def _q2_0() -> Unpack:
     """Words: for each block, the bytes of the lane's four positions of a0 .. a3; d."""
 
     @njit
-    def two(w, at):  # type: ignore[no-untyped-def]
+    def two(w, at):
         bits = u32(u32(w >> u32(8 * at)) & u32(255))
         bits = u32(u32(bits | u32(bits << u32(12))) & u32(0x000F000F))
         return minus(u32(u32(bits | u32(bits << u32(6))) & u32(0x03030303)), ONES)
 
     @njit
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return two(w[j], 0), two(w[j], 1), two(w[j], 2), two(w[j], 3)
 
     pieces = ((2, 0, "lane"), (1, 64, "row"))
@@ -139,24 +139,24 @@ def _nvfp4() -> Unpack:
     four = make_four(FP4_VALUES)
 
     @device
-    def own(w):  # type: ignore[no-untyped-def]
+    def own(w):
         """The values of the low or the high nibbles, which are moved next to each other."""
         q = u32(u32(w >> u32(u32(2) * u32(cuda.threadIdx.x & 2))) & u32(0x0F0F0F0F))
         return four(pick_bytes(u32(q | u32(q >> u32(4))), u32(0), u32(0x4420)))
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return own(w[2 * j]), own(w[2 * j + 1])
 
     @njit
-    def factor(code):  # type: ignore[no-untyped-def]
+    def factor(code):
         """Half of an unsigned e4m3, whose largest code is zero, since the table holds doubled values."""
         # A float16 has the same fields, but a bias of 15 instead of 7, also where it is subnormal.
         value = half_to_float(u16(i32(code & i32(127)) << i32(7))) * f32(2.0**8 / 2)
         return f32(0.0) if code == i32(127) else value
 
     @njit
-    def factors(w, j):  # type: ignore[no-untyped-def]
+    def factors(w, j):
         return factor(unsigned_byte(w[8], j)), factor(unsigned_byte(w[9], j)), f32(0.0), f32(0.0)
 
     pieces = ((4, 0, "turn"), (4, 64, "turn"), (2, 128, "row"))

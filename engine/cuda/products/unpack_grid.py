@@ -89,23 +89,23 @@ def _make_table(name: str, table: np.ndarray, each: int, near: bool) -> Table:
     vectors = len(words) // 4
 
     @device
-    def array():  # type: ignore[no-untyped-def]
+    def array():
         # The simulator has one array for all calls from here, so it must be large enough for any table.
         return pointer(cuda.shared.array(MOST_WORDS, np.uint32, 16))
 
     @device
-    def simulated_source():  # type: ignore[no-untyped-def]
+    def simulated_source():
         return pointer(words)
 
     @device
-    def simulated_words(i, k):  # type: ignore[no-untyped-def]
+    def simulated_words(i, k):
         return u32(halves(array())[each * int(i) + int(k)])
 
     start = simulated_source if SIMULATED else source.make_pointer()
     place = array if SIMULATED else copy.make_pointer()
 
     @device
-    def fill():  # type: ignore[no-untyped-def]
+    def fill():
         p, to = start(), place()
         i = i32(cuda.threadIdx.x)
         while i < vectors:
@@ -118,7 +118,7 @@ def _make_table(name: str, table: np.ndarray, each: int, near: bool) -> Table:
 
 def _simulated_words(table: np.ndarray, each: int) -> DeviceFunction:
     @device
-    def words(i, k):  # type: ignore[no-untyped-def]
+    def words(i, k):
         return u32(table[each * int(i) + int(k)])
 
     return words
@@ -147,8 +147,8 @@ class _Variable:
         to = types.CPointer(types.uint32)
 
         @intrinsic
-        def pointer(typingctx):  # type: ignore[no-untyped-def]
-            def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        def pointer(typingctx):
+            def codegen(context, builder, sig, args):
                 zero = ir.Constant(ir.IntType(64), 0)
                 first = builder.gep(self._define(builder.module), [zero, zero])
                 return builder.addrspacecast(first, context.get_value_type(to))
@@ -162,8 +162,8 @@ class _Variable:
         shared, half = self.space == SHARED, ir.IntType(16).as_pointer(self.space)
 
         @intrinsic
-        def words(typingctx, i, k):  # type: ignore[no-untyped-def]
-            def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        def words(typingctx, i, k):
+            def codegen(context, builder, sig, args):
                 variable, (i, k) = self._define(builder.module), args
                 if not shared:
                     index = builder.zext(builder.add(builder.mul(i, i.type(each)), k), ir.IntType(64))
@@ -191,13 +191,13 @@ def _make_look(name: str, grid: np.ndarray, each: int, near: bool) -> tuple[Devi
     word_of = table.words
 
     @device
-    def look_near(i, k, signs):  # type: ignore[no-untyped-def]
+    def look_near(i, k, signs):
         minus = negative(signs)
         word = word_of(u32(i), u32(k))
         return u32((pick_bytes(low, high, word) & ~minus) | (pick_bytes(low_negative, high_negative, word) & minus))
 
     @device
-    def look_far(i, k, signs):  # type: ignore[no-untyped-def]
+    def look_far(i, k, signs):
         # More instructions, but kernels of many rows have no registers left for another table.
         ones = spread(u32(signs >> u32(u32(4) * _half())))
         # -x is ~x + 1, and no byte is 0, so none carries into the next.
@@ -208,13 +208,13 @@ def _make_look(name: str, grid: np.ndarray, each: int, near: bool) -> tuple[Devi
 
 
 @device
-def _half():  # type: ignore[no-untyped-def]
+def _half():
     """Which half of a group of 8 the lane's positions are."""
     return u32(cuda.threadIdx.x & 1)
 
 
 @device
-def negative(signs):  # type: ignore[no-untyped-def]
+def negative(signs):
     """255 for each of the lane's four positions whose bit is set, from the 8 bits of its group; higher bits do not matter."""
     shift = u32(u32(4) * _half())
     own = u32(signs & u32(u32(15) << shift))
@@ -223,13 +223,13 @@ def negative(signs):  # type: ignore[no-untyped-def]
 
 
 @device
-def eight_signs(signs):  # type: ignore[no-untyped-def]
+def eight_signs(signs):
     """Seven signs, and the eighth, which makes their parity even; higher bits are arbitrary."""
     return u32(signs + u32(u32(cuda.popc(signs)) << u32(7)))
 
 
 @njit
-def odd(bits):  # type: ignore[no-untyped-def]
+def odd(bits):
     """The scale that a few bits stand for."""
     return i32(i32(2) * i32(bits) + i32(1))
 
@@ -239,7 +239,7 @@ def _make_factors(type_: T, at: int) -> DeviceFunction:
     factor = f32(ENTRIES[type_].d_scale)
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return low_half(w[at]) * factor, high_half(w[at]) * factor, f32(0.0), f32(0.0)
 
     return factors
@@ -254,14 +254,14 @@ def _iq2_xxs(near: bool) -> Unpack:
     look, fill = _make_look("iq2_xxs_grid", IQ2_XXS_GRID, 2, near)
 
     @device
-    def signed(index, word, group):  # type: ignore[no-untyped-def]
+    def signed(index, word, group):
         """Four weights of a group of 8: the lane's half of its grid entry, with its signs."""
         entry = u32(u32(index >> u32(u32(8) * group)) & u32(255))
         signs = eight_signs(u32(u32(word >> u32(u32(7) * group)) & u32(127)))
         return look(entry, _half(), signs)
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         first = u32((cuda.threadIdx.x >> 1) & 1)
         second = u32(first + u32(2))
         k = 8 * (j // 2) + 2 * (j % 2)
@@ -273,7 +273,7 @@ def _iq2_xxs(near: bool) -> Unpack:
         )
 
     @njit
-    def scale(w, r, g):  # type: ignore[no-untyped-def]
+    def scale(w, r, g):
         return odd(w[8 * (g // 2) + 4 * r + 2 * (g % 2) + 1] >> u32(28))
 
     pieces = (*both_rows(0), *both_rows(64), *both_rows(128), *both_rows(192), (1, 256, "row"))
@@ -290,18 +290,18 @@ def _make_nibble_scales(at: int, row: int) -> tuple[DeviceFunction, DeviceFuncti
     words later for row g + 8: a header has a byte for each scale, those of even groups before those of odd ones."""
 
     @njit
-    def four(w, shift):  # type: ignore[no-untyped-def]
+    def four(w, shift):
         return u32(u32(u32(nibbles(w, shift)) << u32(1)) | u32(0x01010101))
 
     @njit
-    def header(w):  # type: ignore[no-untyped-def]
+    def header(w):
         return (
             *(four(w[at], 0), four(w[at], 4), four(w[at + 1], 0), four(w[at + 1], 4)),
             *(four(w[at + row], 0), four(w[at + row], 4), four(w[at + row + 1], 0), four(w[at + row + 1], 4)),
         )
 
     @njit
-    def scale(h, r, g):  # type: ignore[no-untyped-def]
+    def scale(h, r, g):
         return unsigned_byte(h[4 * r + 2 * (g // 8) + g % 2], g // 2 % 4)
 
     return header, scale
@@ -313,13 +313,13 @@ def _iq2_xs(near: bool) -> Unpack:
     look, fill = _make_look("iq2_xs_grid", IQ2_XS_GRID, 2, near)
 
     @device
-    def signed(word, shift):  # type: ignore[no-untyped-def]
+    def signed(word, shift):
         entry = u32(u32(word >> u32(shift)) & u32(511))
         signs = eight_signs(u32(u32(word >> u32(shift + 9)) & u32(127)))
         return look(entry, _half(), signs)
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         return signed(w[2 * j], 0), signed(w[2 * j], 16), signed(w[2 * j + 1], 0), signed(w[2 * j + 1], 16)
 
     pieces = (*_halves_of_blocks(0, 64, 128, 192), (4, 256, "row"), (1, 288, "row"))
@@ -333,14 +333,14 @@ def _iq2_s(near: bool) -> Unpack:
     look, fill = _make_look("iq2_s_grid", IQ2_S_GRID, 2, near)
 
     @device
-    def signed(low, signs, high, at, k, group):  # type: ignore[no-untyped-def]
+    def signed(low, signs, high, at, k, group):
         """Byte ``at`` of the words of a group; high: the high bits of all groups of four blocks."""
         top = u32(u32(high >> u32(u32(8 * k) + u32(u32(2) * group))) & u32(3))
         entry = u32(u32(u32(low >> u32(8 * at)) & u32(255)) | u32(top << u32(8)))
         return look(entry, _half(), u32(signs >> u32(8 * at)))
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         first = u32((cuda.threadIdx.x >> 1) & 1)
         second = u32(first + u32(2))
         low, signs, high, high8 = w[2 * j], w[2 * j + 1], w[16 + j // 4], w[20 + j // 4]
@@ -365,12 +365,12 @@ def _iq3_xxs(near: bool) -> Unpack:
     look, fill = _make_look("iq3_xxs_grid", IQ3_XXS_GRID, 1, near)
 
     @device
-    def signed(entries, at, word, group):  # type: ignore[no-untyped-def]
+    def signed(entries, at, word, group):
         signs = eight_signs(u32(u32(word >> u32(u32(7) * group)) & u32(127)))
         return look(u32(u32(entries >> u32(8 * at)) & u32(255)), 0, signs)
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         first = u32((cuda.threadIdx.x >> 1) & 1)
         second = u32(first + u32(2))
         k = 8 + 8 * (j // 4) + j % 4
@@ -383,7 +383,7 @@ def _iq3_xxs(near: bool) -> Unpack:
         )
 
     @njit
-    def scale(w, r, g):  # type: ignore[no-untyped-def]
+    def scale(w, r, g):
         return odd(w[8 + 8 * (g // 4) + 4 * r + g % 4] >> u32(28))
 
     pieces = (*vectors(0, 128), *both_rows(256), *both_rows(320), (1, 384, "row"))
@@ -397,13 +397,13 @@ def _iq3_s(near: bool) -> Unpack:
     look, fill = _make_look("iq3_s_grid", IQ3_S_GRID, 1, near)
 
     @device
-    def signed(entries, signs, high, at, bit):  # type: ignore[no-untyped-def]
+    def signed(entries, signs, high, at, bit):
         ninth = u32(u32(u32(high >> u32(bit)) & u32(1)) << u32(8))
         entry = u32(u32(u32(entries >> u32(8 * at)) & u32(255)) | ninth)
         return look(entry, 0, u32(signs >> u32(8 * at)))
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         bit = u32(u32(8 * (j % 4)) + u32(cuda.threadIdx.x & 3))
         entries, signs, high, high8 = w[j], w[8 + j], w[16 + j // 4], w[18 + j // 4]
         return (
@@ -414,7 +414,7 @@ def _iq3_s(near: bool) -> Unpack:
         )
 
     @njit
-    def scale(w, r, g):  # type: ignore[no-untyped-def]
+    def scale(w, r, g):
         return odd((w[20 + r] >> u32(4 * g)) & u32(15))
 
     pieces = (*vectors(0, 128), *_halves_of_blocks(256, 320), (4, 384, "row"), (2, 416, "row"), (1, 432, "row"))
@@ -437,7 +437,7 @@ def _make_ternary(near: bool) -> tuple[DeviceFunction, DeviceFunction | None]:
     words = table.words
 
     @device
-    def ternary(low, high, below):  # type: ignore[no-untyped-def]
+    def ternary(low, high, below):
         entry = u32(u32(low & u32(255)) | u32(u32(high & u32(7)) << u32(8)))
         values = minus_one if below & u32(1) else plus_one
         return pick_bytes(values, u32(0), words(entry, _half()))
@@ -451,13 +451,13 @@ def _iq1_s(near: bool) -> Unpack:
     ternary, fill = _make_ternary(near)
 
     @device
-    def weights(low, at, word, shift, group):  # type: ignore[no-untyped-def]
+    def weights(low, at, word, shift, group):
         own = u32(word >> u32(shift))
         high = u32(own >> u32(u32(3) * group))
         return ternary(u32(low >> u32(8 * at)), high, u32(own >> u32(15)))
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         first = u32((cuda.threadIdx.x >> 1) & 1)
         second = u32(first + u32(2))
         k, shift = 8 + j // 2, 16 * (j % 2)
@@ -469,7 +469,7 @@ def _iq1_s(near: bool) -> Unpack:
         )
 
     @njit
-    def scale(w, r, g):  # type: ignore[no-untyped-def]
+    def scale(w, r, g):
         return odd((w[8 + 4 * r + g // 2] >> u32(12 + 16 * (g % 2))) & u32(7))
 
     pieces = (*_halves_of_blocks(0, 64), *both_rows(128), (1, 192, "row"))
@@ -483,12 +483,12 @@ def _iq1_m(near: bool) -> Unpack:
     (ternary, fill), factor = _make_ternary(near), f32(ENTRIES[T.IQ1_M].d_scale)
 
     @device
-    def weights(low, at, word, shift):  # type: ignore[no-untyped-def]
+    def weights(low, at, word, shift):
         own = u32(word >> u32(shift))
         return ternary(u32(low >> u32(8 * at)), own, u32(own >> u32(3)))
 
     @device
-    def block(w, j):  # type: ignore[no-untyped-def]
+    def block(w, j):
         first = u32(u32(16 * (j % 2)) + u32(u32(4) * u32((cuda.threadIdx.x >> 1) & 1)))
         second = u32(first + u32(8))
         k = 8 + j // 2
@@ -500,12 +500,12 @@ def _iq1_m(near: bool) -> Unpack:
         )
 
     @njit
-    def scale(w, r, g):  # type: ignore[no-untyped-def]
+    def scale(w, r, g):
         word = w[16 + 2 * r + g // 8]
         return odd((word >> u32(16 * (g // 4 % 2) + 3 * (g % 4))) & u32(7))
 
     @njit
-    def d(low, high):  # type: ignore[no-untyped-def]
+    def d(low, high):
         bits = u32(
             u32(u32(low >> u32(12)) & u32(0xF))
             | u32(u32(low >> u32(24)) & u32(0xF0))
@@ -515,7 +515,7 @@ def _iq1_m(near: bool) -> Unpack:
         return half_to_float(u16(bits)) * factor
 
     @njit
-    def factors(w):  # type: ignore[no-untyped-def]
+    def factors(w):
         return d(w[16], w[17]), d(w[18], w[19]), f32(0.0), f32(0.0)
 
     pieces = (*_halves_of_blocks(0, 64), *both_rows(128), (4, 192, "row"))

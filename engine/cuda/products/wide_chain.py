@@ -40,7 +40,7 @@ POSITIONS = 256
 
 
 @device
-def _one(p, i):  # type: ignore[no-untyped-def]
+def _one(p, i):
     return p[i]
 
 
@@ -107,7 +107,7 @@ def _make_end(tiles: int, apart: int) -> DeviceFunction:
     next."""
 
     @device
-    def end(acc, total):  # type: ignore[no-untyped-def]
+    def end(acc, total):
         for n in range(tiles):
             t = vector4(total, n * apart)
             sums = cuda.local.array(4, np.float32)
@@ -128,11 +128,11 @@ def _make_minimums(fmt: Unpack) -> DeviceFunction:
     sums, sixteen = fmt.sums, fmt.group == 16
 
     @device
-    def half(word, k):  # type: ignore[no-untyped-def]
+    def half(word, k):
         return u32(float_to_half(f32(unsigned_byte(word, k))))
 
     @device
-    def pair(word, t):  # type: ignore[no-untyped-def]
+    def pair(word, t):
         if sixteen:
             word = u32(word >> u32(I(16) * (t & I(1))))
             return u32(half(word, 0) | u32(half(word, 1) << u32(16)))
@@ -140,7 +140,7 @@ def _make_minimums(fmt: Unpack) -> DeviceFunction:
         return u32(both | u32(both << u32(16)))
 
     @device
-    def minimums(h, lane):  # type: ignore[no-untyped-def]
+    def minimums(h, lane):
         t = I(lane & 3)
         low, high = sums(h, 0), sums(h, 1)
         if sixteen:
@@ -164,7 +164,7 @@ def _make_quarter(parts: Parts, n: int) -> DeviceFunction:
         middle, end = 4 * further, 4 * n
 
         @device
-        def run(v, x, low, high, h, dots):  # type: ignore[no-untyped-def]
+        def run(v, x, low, high, h, dots):
             part(v, x, low, high, h, dots[:middle])
             part(v, advance(x, 512 * further), low, high, h, dots[middle:end])
 
@@ -173,7 +173,7 @@ def _make_quarter(parts: Parts, n: int) -> DeviceFunction:
     multiply = parts.multiply
 
     @device
-    def run_one(v, x, low, high, h, dots):  # type: ignore[no-untyped-def]
+    def run_one(v, x, low, high, h, dots):
         multiply(low, high, vector4(x, 128 * v), v, h, 0, dots)
 
     return run_one
@@ -187,7 +187,7 @@ def _make_close(mins: bool, apart: int, n: int) -> DeviceFunction:
         middle, end = 4 * further, 4 * n
 
         @device
-        def close(sums, scales, m, f, dots, acc):  # type: ignore[no-untyped-def]
+        def close(sums, scales, m, f, dots, acc):
             part(sums, scales, m, f, dots[:middle], acc[:middle])
             sums, scales = advance(sums, 32 * further), advance(scales, 8 * further)
             part(sums, scales, m, f, dots[middle:end], acc[middle:end])
@@ -195,7 +195,7 @@ def _make_close(mins: bool, apart: int, n: int) -> DeviceFunction:
         return close
 
     @device
-    def close_one(sums, scales, m, f, dots, acc):  # type: ignore[no-untyped-def]
+    def close_one(sums, scales, m, f, dots, acc):
         da = vector2(scales, 0)
         if mins:
             least = mma_half(m[0], m[1], m[2], m[3], sums[0], sums[apart])
@@ -219,14 +219,14 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     sums_at, scales_at = stage.sums_at, stage.scales_at
 
     @device
-    def weights(words, j):  # type: ignore[no-untyped-def]
+    def weights(words, j):
         q = block(words, j)
         if offset:
             return minus(q[0], offset), minus(q[1], offset), minus(q[2], offset), minus(q[3], offset)
         return q
 
     @device
-    def wide(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+    def wide(stage, records, lane, u, units, length, acc, total):
         words = cuda.local.array(n_words, np.uint32)
         dots = cuda.local.array(n_dots, np.int32)
         load(records, lane, words)
@@ -263,7 +263,7 @@ def _make_tiles(dots_of: DeviceFunction, mins: bool, apart: int, n: int) -> Devi
         middle, end = 4 * further, 4 * n
 
         @device
-        def run(x, sums, scales, a, f, acc):  # type: ignore[no-untyped-def]
+        def run(x, sums, scales, a, f, acc):
             half(x, sums, scales, a, f, acc[:middle])
             x, sums, scales = (
                 advance(x, 512 * further),
@@ -275,7 +275,7 @@ def _make_tiles(dots_of: DeviceFunction, mins: bool, apart: int, n: int) -> Devi
         return run
 
     @device
-    def run_one(x, sums, scales, a, f, acc):  # type: ignore[no-untyped-def]
+    def run_one(x, sums, scales, a, f, acc):
         dots = dots_of(a, x, 0, True)
         da = vector2(scales, 0)
         least = (u32(0), u32(0))
@@ -305,7 +305,7 @@ def _make_small(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunctio
     sums_at, scales_at, record = stage.sums_at, stage.scales_at, parts * stage.record
 
     @device
-    def wide(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+    def wide(stage, records, lane, u, units, length, acc, total):
         words = cuda.local.array(n_words, np.uint32)
         pair = I(2 * (lane & 3))
         x, sums = advance(stage, I(lane_words * lane)), advance(stage, I(sums_at + pair))
@@ -325,7 +325,7 @@ def _make_small(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunctio
     assert parts == 4
 
     @device
-    def one(words, j, x, scales, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+    def one(words, j, x, scales, u, units, length, acc, total):
         """Unit j of a record, the row's unit before u."""
         x, scales = advance(x, j * unit_words), advance(scales, 8 * j)
         run(x, scales, scales, quants(words, j), factors(words, j), acc)
@@ -333,7 +333,7 @@ def _make_small(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunctio
             end(acc, total)
 
     @device
-    def wide_of_parts(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+    def wide_of_parts(stage, records, lane, u, units, length, acc, total):
         """A record has four units, and a row has whole records."""
         words = cuda.local.array(n_words, np.uint32)
         x, scales = advance(stage, I(lane_words * lane)), advance(stage, I(scales_at + 2 * (lane & 3)))

@@ -82,7 +82,7 @@ def sort_pairs() -> KernelCode:
     warps, round_ = SORTERS // 32, SORTERS * AT_ONCE
 
     @cuda.jit
-    def sort_pairs(ids, pairs, listed, items):  # type: ignore[no-untyped-def]
+    def sort_pairs(ids, pairs, listed, items):
         let_next_begin()
         befores = pointer(cuda.shared.array(warps, np.int32))
         owns = pointer(cuda.shared.array(warps, np.int32))
@@ -216,7 +216,7 @@ def make_gather(shape: Stage, threads: int) -> DeviceFunction:
     small_rounds, small_step, full = -(-all_scales // threads), threads // tile_scales, all_scales % threads == 0
 
     @device
-    def gather_large(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
+    def gather_large(stage, inputs, q, d, s, u, units, thread):
         part = I(thread & 127)
         x, to = advance(q, I(I(part >> 5) * 128 + I(part & 3) * 4)), advance(stage, I(4 * thread))
         column = I(I(thread >> 7) * 8 + (I(part >> 2) & I(7)))
@@ -240,7 +240,7 @@ def make_gather(shape: Stage, threads: int) -> DeviceFunction:
                 copy1(stage, I(scales_at + column), d, np.int64(I(I(I(t >> 3) * units + u) * 8 + (t & 7))), I(1))
 
     @device
-    def gather_small(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
+    def gather_small(stage, inputs, q, d, s, u, units, thread):
         # There may be fewer units than a stage has.
         part = I(thread & 127)
         own = I(u * per_32 + (part >> piece))
@@ -267,7 +267,7 @@ def make_gather(shape: Stage, threads: int) -> DeviceFunction:
 
 
 @device
-def find(n_tiles, end, tile):  # type: ignore[no-untyped-def]
+def find(n_tiles, end, tile):
     """Which tile of rows this is, and whether it belongs to the second matrix; past the last tile it is the last again."""
     tile = min(tile, I(end - 1))
     second = tile >= n_tiles
@@ -284,7 +284,7 @@ def _make_groups(format: str, shape: Stage, apart: int, first: int) -> DeviceFun
     others = _make_groups(format, shape, apart, after) if after < shape.tiles else None
 
     @device
-    def multiply(stage, records, lane, u, units, length, count, acc, total):  # type: ignore[no-untyped-def]
+    def multiply(stage, records, lane, u, units, length, count, acc, total):
         own_total = advance(total, first * apart)
         wide(advance(stage, x), records, lane, u, units, length, acc[own:own_end], own_total)
         if others is not None and count > 8 * after:
@@ -320,9 +320,7 @@ def matmul_experts_wide(format: str, share: int, small: bool = False, finish: Fi
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
 
     @cuda.jit
-    def matmul_experts_wide(  # type: ignore[no-untyped-def]
-        w0, w1, out0, out1, items, listed, f0, f1, b0, b1, n_tiles, end, n_rows, units, q, d, s
-    ):
+    def matmul_experts_wide(w0, w1, out0, out1, items, listed, f0, f1, b0, b1, n_tiles, end, n_rows, units, q, d, s):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, 16))
         acc = cuda.local.array(n_acc, np.float32)

@@ -92,7 +92,7 @@ def make_fetch_records(shape: Stage) -> DeviceFunction:
     rounds, exact = -(-own_words // 128), own_words % 128 == 0
 
     @device
-    def fetch(own, records, left, lane):  # type: ignore[no-untyped-def]
+    def fetch(own, records, left, lane):
         first = I(4 * lane)
         own, records = advance(own, first), advance(records, first)
         length = I(own_words) if large else min(I(own_words), I(left * record))
@@ -122,7 +122,7 @@ def make_fetch(format: str, block: Block) -> DeviceFunction:
     plane = 32 * tiles
 
     @device
-    def fetch(stage, records, q, d, s, tile, last, u, units, thread):  # type: ignore[no-untyped-def]
+    def fetch(stage, records, q, d, s, tile, last, u, units, thread):
         # There may be fewer units than a stage has.
         here = I(1) if large or I(thread & 127) * 4 < unit_words * (units - u) else I(0)
         x, n = advance(q, I(I(thread & 127) * 4 + u * unit_words)), I(tile + (thread >> 7))
@@ -179,7 +179,7 @@ def matmul_wide(format: str, small: bool = False) -> KernelCode:
     fetch, wide = make_fetch(format, block), make_wide(T[format], shape, tiles, apart)
 
     @cuda.jit
-    def matmul_wide(  # type: ignore[no-untyped-def]
+    def matmul_wide(
         w0, w1, w2, out0, out1, out2, residual, add, end0, end1, end2, rows0, rows1, rows2, units, q, d, s, rows
     ):
         let_next_begin()

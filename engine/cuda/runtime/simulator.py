@@ -505,27 +505,27 @@ def hold(x: Register, never: Register) -> None:
 
 
 @njit(types.float32(types.float32, types.float32, types.float32))
-def fma(a, b, c):  # type: ignore[no-untyped-def]
+def fma(a, b, c):
     return numerics.fma(a, b, c)
 
 
 @njit(types.int32(types.float32))
-def float_bits(x):  # type: ignore[no-untyped-def]
+def float_bits(x):
     return numerics.float_bits(x)
 
 
 @njit(types.float32(types.int32))
-def bits_float(i):  # type: ignore[no-untyped-def]
+def bits_float(i):
     return numerics.bits_float(i)
 
 
 @njit(types.float32(types.uint16))
-def half_to_float(h):  # type: ignore[no-untyped-def]
+def half_to_float(h):
     return numerics.half_to_float(h)
 
 
 @njit(types.uint16(types.float32))
-def float_to_half(x):  # type: ignore[no-untyped-def]
+def float_to_half(x):
     return numerics.float_to_half(x)
 
 

@@ -120,7 +120,7 @@ def test_pick_bytes(a: int, b: int, index: int) -> None:
     assert pick_bytes(u32(0x03020100), u32(0x07060504), u32(0x7250)) == 0x07020500
 
 
-def products(a, b, sums, deep):  # type: ignore[no-untyped-def]
+def products(a, b, sums, deep):
     """Fragments as in the figures of the PTX ISA, from matrices of bytes: a [16, 32] or [16, 16], b [8, 32] or [8, 16]."""
     let_next_begin()
     wait_for_inputs()
@@ -150,7 +150,7 @@ def test_mma(k: int, extreme: bool) -> None:
     assert sums.tolist() == expected
 
 
-def half_products(a, b, sums):  # type: ignore[no-untyped-def]
+def half_products(a, b, sums):
     """Fragments as in the figures of the PTX ISA, from matrices of float16, two to a word: a [16, 16], b [8, 16]."""
     let_next_begin()
     wait_for_inputs()
@@ -182,7 +182,7 @@ def test_mma_half(extreme: bool) -> None:
 # --- exchanges -------------------------------------------------------------------------------------------------
 
 
-def exchanges(x, n, y, m, z, w, v):  # type: ignore[no-untyped-def]
+def exchanges(x, n, y, m, z, w, v):
     let_next_begin()
     wait_for_inputs()
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
@@ -214,7 +214,7 @@ def test_exchanges() -> None:
     assert np.array_equal(z.reshape(6, 32), x.reshape(6, 32)[:, (7 * np.arange(32) + 3) % 32])
 
 
-def block_sum(x, y):  # type: ignore[no-untyped-def]
+def block_sum(x, y):
     let_next_begin()
     wait_for_inputs()
     thread = cuda.threadIdx.x + cuda.blockDim.x * cuda.threadIdx.y
@@ -238,7 +238,7 @@ def test_blocks_with_shared_memory(seed: int | None) -> None:
     assert y.tolist() == x.reshape(3, 128).sum(1).tolist()
 
 
-def without_barrier(x, y):  # type: ignore[no-untyped-def]
+def without_barrier(x, y):
     wait_for_inputs()
     shared = cuda.shared.array(64, F)
     shared[cuda.threadIdx.x] = x[cuda.threadIdx.x]
@@ -260,13 +260,13 @@ def test_a_missing_barrier_shows() -> None:
 # --- what is reported ------------------------------------------------------------------------------------------
 
 
-def half_exchange(x, y):  # type: ignore[no-untyped-def]
+def half_exchange(x, y):
     wait_for_inputs()
     if cuda.threadIdx.x % 32 < 16:
         y[cuda.threadIdx.x] = lane_xor(x[cuda.threadIdx.x], np.int32(1))
 
 
-def two_exchanges(x, y):  # type: ignore[no-untyped-def]
+def two_exchanges(x, y):
     wait_for_inputs()
     if cuda.threadIdx.x == 3:
         y[0] = lane_from(x[0], np.int32(1))
@@ -274,7 +274,7 @@ def two_exchanges(x, y):  # type: ignore[no-untyped-def]
         y[0] = lane_xor(x[0], np.int32(1))
 
 
-def exchange_or_barrier(x, y):  # type: ignore[no-untyped-def]
+def exchange_or_barrier(x, y):
     wait_for_inputs()
     if cuda.threadIdx.x < 40:
         cuda.syncthreads()
@@ -296,7 +296,7 @@ def test_divergence(function: Any, block: int, message: str) -> None:
         launch(function, (F32P, F32P), [x, y], 1, block)
 
 
-def one_fails(x, y):  # type: ignore[no-untyped-def]
+def one_fails(x, y):
     wait_for_inputs()
     i = cuda.threadIdx.x
     y[i] = lane_xor(x[i] if i != 5 else x[i + 1000], np.int32(1))
@@ -315,12 +315,12 @@ def test_a_thread_that_fails_ends_the_others() -> None:
     assert y[0] == 128
 
 
-def reads(x, y, at):  # type: ignore[no-untyped-def]
+def reads(x, y, at):
     wait_for_inputs()
     y[0] = x[at]
 
 
-def writes(x, y, at):  # type: ignore[no-untyped-def]
+def writes(x, y, at):
     wait_for_inputs()
     y[at] = x[0]
 
@@ -335,13 +335,13 @@ def test_out_of_bounds(at: int) -> None:
         launch(reads, (F32P, F32P, i32), [None, y, 0], 1, 1)
 
 
-def early_write(x, y):  # type: ignore[no-untyped-def]
+def early_write(x, y):
     let_next_begin()
     y[0] = x[0]
     wait_for_inputs()
 
 
-def no_wait(x, y):  # type: ignore[no-untyped-def]
+def no_wait(x, y):
     let_next_begin()
     if cuda.threadIdx.x == 0:
         wait_for_inputs()
@@ -368,7 +368,7 @@ def test_arguments_are_checked() -> None:
 # --- pointers and loads ----------------------------------------------------------------------------------------
 
 
-def copies(x, y, bytes_, halves, longs, a, b, n):  # type: ignore[no-untyped-def]
+def copies(x, y, bytes_, halves, longs, a, b, n):
     wait_for_inputs()
     p = advance(advance(x, np.int64(8)), np.int32(-4))
     q = load4(p, 4) + load2(p, np.int32(2)) + stream4(x, 0) + stream2(x, 14) + (stream1(p, 3),)
@@ -393,7 +393,7 @@ def test_loads() -> None:
     assert y[:, 0].tolist() == [*loaded, 5 << 8, 0xFFFF, 7, 1, 107]
 
 
-def through_shared_memory(x, y, z):  # type: ignore[no-untyped-def]
+def through_shared_memory(x, y, z):
     wait_for_inputs()
     p = pointer(cuda.shared.array(24, u32, 16))
     q = pointer(cuda.shared.array(4, F, 16))
@@ -468,16 +468,16 @@ def test_loads_that_are_not_allowed() -> None:
 
 
 @njit
-def helper(x, y):  # type: ignore[no-untyped-def]
+def helper(x, y):
     return silu(x) * y, fma(x, y, x), float_bits(x)
 
 
 @cuda.jit(device=True)
-def shifted(x, y):  # type: ignore[no-untyped-def]
+def shifted(x, y):
     return helper(lane_xor(x, np.int32(1)), y)
 
 
-def scalars(x, floats, integers):  # type: ignore[no-untyped-def]
+def scalars(x, floats, integers):
     wait_for_inputs()
     i = cuda.threadIdx.x
     a, b = x[i], x[i + 1]
@@ -504,7 +504,7 @@ def test_scalar_functions() -> None:
     launch(scalars, (F32P, F32P, I32P), [x, floats, integers])
 
     @njit
-    def mirror(x, floats, integers):  # type: ignore[no-untyped-def]
+    def mirror(x, floats, integers):
         for i in range(32):
             a, b, c = x[i], x[i + 1], x[i ^ 1]
             f = floats[i]
