@@ -21,7 +21,7 @@ from engine.compile.jobs import gpu_job
 from engine.compile.pool import compile_all
 from engine.cuda.runtime.values import quantized
 from engine.devices import open_device
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 
 HEADS = "32,8,128", "16,8,256", "24,4,256", "16,1,512"
 """Heads of queries, heads of keys, and their elements: of Qwen3-8B, Gemma 4 12B (a window, here without), Qwen3.6-27B, and

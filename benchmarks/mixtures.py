@@ -20,8 +20,8 @@ from benchmarks.suites.operations import random_weight
 from engine.compile.jobs import gpu_job
 from engine.compile.pool import compile_all
 from engine.devices import open_device
-from engine.models.activation import Activation
-from engine.models.experts import Experts
+from engine.ops.activation import Activation
+from engine.ops.experts import Experts
 
 ROWS = 1, 4, 16, 512
 

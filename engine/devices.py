@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.cuda.runtime.device import Device
     from engine.cuda.runtime.tensor import DeviceWeight, Tensor
     from engine.cuda.runtime.values import Deferred
-    from engine.ops import Operations, Ops
+    from engine.ops.operations import Operations, Ops
 
 MOST_BATCH = 4096
 """Most rows of a pass that reads a prompt."""

@@ -439,7 +439,7 @@ ACTIVATIONS = {
     "relu2": relu2,
     "xielu": xielu,
 }
-"""The activations by name (``engine/models/activation.py``)."""
+"""The activations by name (``engine/ops/activation.py``)."""
 
 
 # --- counter-based noise ---------------------------------------------------------------------------------------

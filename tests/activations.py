@@ -1,6 +1,6 @@
 """Every kind of activation, with parameters that random values meet on both sides."""
 
-from engine.models.activation import GEGLU, SWIGLU, Activation
+from engine.ops.activation import GEGLU, SWIGLU, Activation
 
 EVERY_ACTIVATION = [
     SWIGLU,

@@ -23,7 +23,7 @@ from engine.errors import ContextError
 from engine.gguf.file import read_gguf
 from engine.memory import Memory
 from engine.models.traffic import weight_bytes_per_token
-from engine.ops import DeviceMemory
+from engine.ops.operations import DeviceMemory
 from engine.speculative.params import SpeculationParams
 from engine.speculative.statistics import Statistics
 

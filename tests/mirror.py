@@ -7,8 +7,8 @@ import numpy as np
 
 from engine.cpu.backend import Backend
 from engine.cpu.operations import Matrix
-from engine.models.experts import Experts
-from engine.models.weights import Weight
+from engine.ops.experts import Experts
+from engine.ops.weight import Weight
 
 
 class Mirror(Backend):

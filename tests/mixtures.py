@@ -8,9 +8,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 
 from engine.gguf.quants import FORMATS, Format
-from engine.models.activation import SWIGLU
-from engine.models.experts import Experts
-from engine.models.weights import Weight
+from engine.ops.activation import SWIGLU
+from engine.ops.experts import Experts
+from engine.ops.weight import Weight
 
 TOKENS = 5
 """The tokens of a table of experts."""

@@ -20,12 +20,12 @@ from engine.cache.latent import LatentShape
 from engine.cache.recurrent import RecurrentShape
 from engine.cache.types import F16, F32, Types, cache_type
 from engine.gguf.quants import FORMATS
-from engine.models.activation import KINDS, SWIGLU, Activation
-from engine.models.compressor import Compressor
-from engine.models.delta_net import DeltaNet
-from engine.models.heads import Heads
-from engine.models.latent import Latent
-from engine.models.weights import Weight
+from engine.ops.activation import KINDS, SWIGLU, Activation
+from engine.ops.compressor import Compressor
+from engine.ops.delta_net import DeltaNet
+from engine.ops.heads import Heads
+from engine.ops.latent import Latent
+from engine.ops.weight import Weight
 from tests.activations import EVERY_ACTIVATION
 from tests.mixtures import on_device, random_experts
 from tests.pages import layer_of

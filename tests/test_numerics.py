@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from engine import numerics
-from engine.models.activation import KINDS
+from engine.ops.activation import KINDS
 
 Array = np.ndarray
 INF = np.float32(np.inf)

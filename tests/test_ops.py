@@ -1,4 +1,4 @@
-"""Both backends have the operations of ``engine/ops.py``, with the same parameters, names and defaults."""
+"""Both backends have the operations of ``engine/ops/operations.py``, with the same parameters, names and defaults."""
 
 import inspect
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from engine.arrays import Pass
 from engine.cpu import backend as cpu
 from engine.cpu.operations import Matrix
 from engine.errors import ModelError
-from engine.models.activation import KINDS, Activation
 from engine.numerics import ACTIVATIONS
-from engine.ops import Operations
+from engine.ops.activation import KINDS, Activation
+from engine.ops.operations import Operations
 
 if TYPE_CHECKING:
     from engine.cuda import backend as cuda

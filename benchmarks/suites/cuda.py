@@ -20,7 +20,7 @@ from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 
 from .commits import layers_of, once, sequence_of
 from .operations import FORMAT_NAMES, random_weight

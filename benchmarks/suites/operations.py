@@ -15,8 +15,8 @@ from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
 from engine.gguf.quants import FORMATS
-from engine.models.activation import GEGLU, SWIGLU
-from engine.models.weights import Weight
+from engine.ops.activation import GEGLU, SWIGLU
+from engine.ops.weight import Weight
 from engine.synthetic.model import random_blocks
 
 from .commits import layers_of, once

@@ -8,9 +8,9 @@ from docs.figures import bundled
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cpu.products.repack import Records
-from engine.models.activation import Activation
-from engine.models.heads import Heads
-from engine.models.weights import Weight
+from engine.ops.activation import Activation
+from engine.ops.heads import Heads
+from engine.ops.weight import Weight
 
 if TYPE_CHECKING:
     from docs.figures.style import Page

@@ -7,7 +7,7 @@ import numpy as np
 from docs.figures import bundled
 from engine.cpu.products.repack import ROWS, fields_of, make_records
 from engine.gguf.quants import format_of
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 
 if TYPE_CHECKING:
     from docs.figures.style import Page

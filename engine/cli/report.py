@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from engine.decode.generation import Generation
     from engine.llm import LLM
-    from engine.ops import Ops
+    from engine.ops.operations import Ops
     from engine.speculative.source import LoadedModel
     from engine.speculative.statistics import Statistics
 

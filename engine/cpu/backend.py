@@ -29,8 +29,8 @@ from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
 from engine.gguf.pages import give_back, read_soon
-from engine.models.weights import Weight
-from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observer, Progress
+from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observer, Progress
+from engine.ops.weight import Weight
 from engine.speculative.steps import HostSteps, Steps
 
 BATCH_SIZE = 128

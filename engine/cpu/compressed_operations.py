@@ -10,7 +10,7 @@ from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.types import CHUNK
 from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cpu.cache_operations import CacheOperations
-from engine.models.compressor import Compressor
+from engine.ops.compressor import Compressor
 
 f32 = np.float32
 

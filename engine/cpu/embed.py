@@ -21,8 +21,8 @@ from engine.cpu.products.repack import ROWS, fields_of, make_records, repack
 from engine.cpu.products.unpack import UNPACK
 from engine.cpu.simd import Code, data_of, host
 from engine.gguf.quants import FORMATS, format_of
-from engine.models.weights import Weight
 from engine.numerics import fma
+from engine.ops.weight import Weight
 
 f32 = np.float32
 i32 = np.int32

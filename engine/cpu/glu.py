@@ -19,7 +19,7 @@ from engine.numerics import ACTIVATIONS, sigmoid
 
 @family
 def activate(kind: str) -> Any:
-    """The kernel for an activation (its name in ``engine/models/activation.py``)."""
+    """The kernel for an activation (its name in ``engine/ops/activation.py``)."""
     of = ACTIVATIONS[kind]
 
     @njit(cache=True, error_model="numpy")

@@ -15,7 +15,7 @@ from engine.cpu import latent_attention, rope
 from engine.cpu.operations import Matrix, Pairs, PassOperations
 from engine.cpu.runtime.pool import aligned
 from engine.limits import STEP_ROWS
-from engine.models.latent import Latent
+from engine.ops.latent import Latent
 
 f32 = np.float32
 

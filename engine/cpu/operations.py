@@ -18,11 +18,11 @@ from engine.cpu.products import dense, matmul, quantize, router
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import Records
 from engine.cpu.simd import host
-from engine.models.activation import Activation
-from engine.models.delta_net import DeltaNet
-from engine.models.experts import GATINGS, Experts, Routing, present
-from engine.models.heads import Heads
-from engine.models.weights import Weight
+from engine.ops.activation import Activation
+from engine.ops.delta_net import DeltaNet
+from engine.ops.experts import GATINGS, Experts, Routing, present
+from engine.ops.heads import Heads
+from engine.ops.weight import Weight
 
 f32 = np.float32
 
@@ -55,7 +55,7 @@ Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class PassOperations(CompressedOperations):
-    """The operations that forward passes are written against (``engine/ops.py``)."""
+    """The operations that forward passes are written against (``engine/ops/operations.py``)."""
 
     def __init__(self, n_threads: int) -> None:
         super().__init__(n_threads)

@@ -51,13 +51,13 @@ from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normali
 from engine.decode.sampler import SamplingParams
 from engine.gguf.pages import give_back, touch
 from engine.limits import STEP_ROWS
-from engine.models.activation import Activation
-from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts
-from engine.models.heads import Heads
-from engine.models.latent import Latent
-from engine.models.weights import Weight
-from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
+from engine.ops.activation import Activation
+from engine.ops.delta_net import DeltaNet
+from engine.ops.experts import Experts
+from engine.ops.heads import Heads
+from engine.ops.latent import Latent
+from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
+from engine.ops.weight import Weight
 from engine.speculative.steps import Steps
 
 BATCH_SIZE = 1024

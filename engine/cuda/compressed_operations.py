@@ -1,6 +1,6 @@
 """The operations of hyper-connections and of attention over compressed rows on a GPU.
 
-Shapes are described in ``engine/ops.py``; the recording in ``engine/cuda/backend.py``.
+Shapes are described in ``engine/ops/operations.py``; the recording in ``engine/cuda/backend.py``.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.limits import STEP_ROWS, STREAMS
-from engine.models.compressor import Compressor
+from engine.ops.compressor import Compressor
 
 
 class CompressedOperations:

@@ -28,7 +28,7 @@ from engine.models.config import AttentionConfig, ModelConfig
 from engine.models.families.gemma4 import Gemma4Loader
 from engine.models.linear import products
 from engine.models.weights import bytes_read
-from engine.ops import Ops
+from engine.ops.operations import Ops
 
 HIDDEN_ROWS = 64
 """The number of positions whose outputs are kept: more than the steps in flight can write after the last committed one."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from engine.arrays import Array, Pass, Value
 from engine.models.config import AttentionConfig
-from engine.models.heads import Heads
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
-from engine.ops import Ops
+from engine.ops.heads import Heads
+from engine.ops.operations import Ops
 
 
 @dataclass

@@ -17,7 +17,7 @@ from engine.gguf.file import GGUF
 from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, layer_shapes
-from engine.ops import Drafter, Ops, SplitPass
+from engine.ops.operations import Drafter, Ops, SplitPass
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
 """Sequences, each with the tokens that a pass reads of it."""

@@ -18,10 +18,10 @@ import numpy as np
 
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.cache.compressed import CompressedLayer
-from engine.models.compressor import Compressor
 from engine.models.config import CompressedConfig
 from engine.models.loader import Loader
-from engine.ops import Ops
+from engine.ops.compressor import Compressor
+from engine.ops.operations import Ops
 
 
 @dataclass

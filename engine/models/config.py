@@ -1,10 +1,11 @@
 """The immutable description of a model: its layers, each a mixer and a network with their own sizes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.models.activation import SWIGLU, Activation
+from engine.ops.activation import SWIGLU, Activation
+from engine.ops.delta_net import DeltaNetSizes
 
 ASSISTANT = "gemma4-assistant"
 """The architecture of models that draft for a gemma4 model and cannot run alone."""
@@ -102,23 +103,8 @@ class LatentConfig:
 
 
 @dataclass(frozen=True)
-class DeltaNetConfig:
-    """A mixer: a gated delta net of n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements.
-
-    n_conv: the number of taps of the convolution.
-    grouped: value head h uses key head h // (n_v / n_k) instead of h % n_k.
-    """
-
-    n_k: int
-    n_v: int
-    state_size: int
-    n_conv: int
-    grouped: bool = field(default=False, kw_only=True)
-
-    @property
-    def n_channels(self) -> int:
-        """The number of channels of the convolution: q, k, v."""
-        return (2 * self.n_k + self.n_v) * self.state_size
+class DeltaNetConfig(DeltaNetSizes):
+    """A mixer: a gated delta net of these sizes."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from engine.arrays import Array, Matrix, Value
-from engine.models.activation import Activation
 from engine.models.config import DenseConfig, ExpertsConfig
-from engine.models.experts import Experts
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.models.weights import join_rows
-from engine.ops import Ops
+from engine.ops.activation import Activation
+from engine.ops.experts import Experts
+from engine.ops.operations import Ops
 
 
 @dataclass

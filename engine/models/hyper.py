@@ -7,7 +7,7 @@ import numpy as np
 from engine.arrays import Array, Matrix
 from engine.models.config import StreamsConfig
 from engine.models.loader import Loader
-from engine.ops import Ops
+from engine.ops.operations import Ops
 
 
 @dataclass

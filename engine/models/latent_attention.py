@@ -17,11 +17,12 @@ from gguf.quants import dequantize
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.errors import ModelError
 from engine.models.config import LatentConfig
-from engine.models.latent import Latent
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
-from engine.models.weights import Weight, join_rows
-from engine.ops import Ops
+from engine.models.weights import join_rows
+from engine.ops.latent import Latent
+from engine.ops.operations import Ops
+from engine.ops.weight import Weight
 
 
 @dataclass

@@ -14,13 +14,13 @@ from typing import Any
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.attention import Attention, load_attention
 from engine.models.config import AttentionConfig, CompressedConfig, DeltaNetConfig, DenseConfig
-from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, load_experts, load_feed_forward
 from engine.models.latent_attention import LatentAttention, load_latent_attention
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.recurrent import Recurrent, load_recurrent
-from engine.ops import Ops
+from engine.ops.experts import Experts
+from engine.ops.operations import Ops
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.arrays import Array, Matrix, Value
-from engine.ops import Ops
+from engine.ops.operations import Ops
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig, RopeConfig
 from engine.models.linear import Linear
 from engine.models.rotary import Rotary
-from engine.models.weights import Weight, load_integers, load_vector, load_weight, missing
-from engine.ops import Ops
+from engine.models.weights import load_integers, load_vector, load_weight, missing
+from engine.ops.operations import Ops
+from engine.ops.weight import Weight
 
 
 class Loader:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.models.activation import SWIGLU, Activation
 from engine.models.config import (
     ASSISTANT,
     AttentionConfig,
@@ -24,6 +23,7 @@ from engine.models.config import (
     RopeConfig,
 )
 from engine.models.nextn import DraftingLayers, find_drafting_layers
+from engine.ops.activation import SWIGLU, Activation
 
 MAX_DIMENSION = 1 << 20
 MAX_LAYERS = 1024

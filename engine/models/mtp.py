@@ -29,7 +29,7 @@ from engine.models.layer import load_layer
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring
 from engine.models.weights import bytes_read
-from engine.ops import Ops
+from engine.ops.operations import Ops
 
 LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
 """Tensors of the file of a layer that the model has too, and lends to it."""

@@ -16,7 +16,7 @@ from engine.models.config import (
     LatentConfig,
     ModelConfig,
 )
-from engine.ops import AnyOperations
+from engine.ops.operations import AnyOperations
 
 
 def context_bytes(

@@ -12,11 +12,12 @@ import numpy as np
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.errors import ModelError
 from engine.models.config import DeltaNetConfig
-from engine.models.delta_net import DeltaNet
 from engine.models.linear import Linear
 from engine.models.loader import Loader
-from engine.models.weights import Weight, stacked
-from engine.ops import Ops
+from engine.models.weights import stacked
+from engine.ops.delta_net import DeltaNet
+from engine.ops.operations import Ops
+from engine.ops.weight import Weight
 
 
 @dataclass

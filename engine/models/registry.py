@@ -40,7 +40,7 @@ from engine.models.kinds import check_kind, check_towers, unsupported
 from engine.models.metadata import Metadata
 from engine.models.mtp import MTP, load_mtp
 from engine.models.streams_mtp import StreamsMTP
-from engine.ops import Ops
+from engine.ops.operations import Ops
 
 FAMILIES = (
     llama,

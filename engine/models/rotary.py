@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from engine.models.config import RopeConfig
-from engine.ops import Ops
+from engine.ops.operations import Ops
 
 BLOCK = 1024
 

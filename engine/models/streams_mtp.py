@@ -28,7 +28,7 @@ from engine.models.hyper import load_hyper_connection
 from engine.models.loader import Loader
 from engine.models.mtp import LENT, MTP, bytes_of_draft, layer_loader
 from engine.models.needs import hidden_ring
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 
 
 class StreamsMTP(MTP):

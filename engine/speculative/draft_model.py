@@ -12,7 +12,7 @@ from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.errors import ModelError, NotFinite, NoToken
-from engine.ops import Forward
+from engine.ops.operations import Forward
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
 from engine.speculative.source import LoadedModel, Source

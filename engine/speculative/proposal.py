@@ -25,7 +25,7 @@ class DeviceDraft(Protocol):
 
     @property
     def ops(self) -> Any:
-        """The backend that computes its passes (``engine.ops.Operations``)."""
+        """The backend that computes its passes (``engine.ops.operations.Operations``)."""
 
     @property
     def n_ctx(self) -> int:
@@ -49,7 +49,7 @@ class DeviceDraft(Protocol):
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """A pass (``engine.ops.Forward``)."""
+        """A pass (``engine.ops.operations.Forward``)."""
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """The sampler that draws its tokens when ``sampler`` draws the target's."""

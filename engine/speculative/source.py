@@ -13,7 +13,7 @@ from engine.decode.sampler import Sampler
 from engine.memory import Memory
 from engine.models.base import Model
 from engine.models.config import ModelConfig
-from engine.ops import Ops
+from engine.ops.operations import Ops
 from engine.text.tokenizer import Tokenizer
 
 

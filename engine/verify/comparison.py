@@ -46,7 +46,7 @@ class Comparison:
     def __init__(self, cpu: LLM, gpu: LLM, ids: Sequence[int], seed: int, tally: Tally) -> None:
         self.cpu, self.gpu, self.ids, self.seed, self.tally = cpu, gpu, list(ids), seed, tally
         self.sequence = list(ids)
-        #: The backend of the GPU, with its methods beyond ``engine.ops.Operations``.
+        #: The backend of the GPU, with its methods beyond ``engine.ops.operations.Operations``.
         self._ops = cast(Backend, gpu.model.ops)
 
     # --- kernels -----------------------------------------------------------------------------------------------

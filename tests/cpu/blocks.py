@@ -11,7 +11,7 @@ from engine.cpu.products.matmul import matmul_few, matmul_rows, matmul_step
 from engine.cpu.products.quantize import quantize_rows
 from engine.cpu.products.repack import make_records
 from engine.gguf.quants import FORMATS, Format
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 
 QUANTIZED = [f for f in FORMATS.values() if f.quantized]
 FLOATS = [f for f in FORMATS.values() if not f.quantized]

@@ -13,8 +13,8 @@ from engine.cache.kv import KVCache, LayerShape
 from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
 from engine.cpu import attention, quantized_cache
-from engine.models.heads import Heads
 from engine.numerics import exp, fma
+from engine.ops.heads import Heads
 from tests.mirror import Mirror as Backend
 from tests.pages import layer_of
 from tests.sequences import store

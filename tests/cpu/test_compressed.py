@@ -12,7 +12,7 @@ from engine.cache.kv import LayerShape
 from engine.cache.types import F16, F32, Types
 from engine.cpu import compressed_attention, hyper, indexer
 from engine.cpu.backend import Backend
-from engine.models.compressor import Compressor
+from engine.ops.compressor import Compressor
 from tests.pages import layer_of
 
 f32 = np.float32

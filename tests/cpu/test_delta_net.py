@@ -13,7 +13,7 @@ from engine.arrays import Pass
 from engine.cache.recurrent import RecurrentLayer, RecurrentShape
 from engine.cache.types import F32
 from engine.cpu import delta_net
-from engine.models.delta_net import DeltaNet
+from engine.ops.delta_net import DeltaNet
 from engine.verify.layout import delta_gates
 from tests.mirror import Mirror as Backend
 from tests.pages import layer_of

@@ -13,7 +13,7 @@ from engine.cpu import simd
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import make_records
 from engine.gguf.quants import FORMATS, Format
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 from engine.synthetic.model import random_blocks
 from tests.cpu.blocks import QUANTIZED, finite_rows, product, quantized, run
 from tests.tiers import examples

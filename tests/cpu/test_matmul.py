@@ -17,7 +17,7 @@ from engine.cpu.products.matmul import matmul_rows
 from engine.cpu.products.repack import make_records
 from engine.cpu.products.unpack import UNPACK
 from engine.gguf.quants import ACTIVATION_MAX, CHAINS, Format
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 from tests.cpu.blocks import (
     FLOATS,
     KERNELS,

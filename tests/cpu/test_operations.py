@@ -9,10 +9,10 @@ import pytest
 from numba import njit
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width, squares
-from engine.models.activation import GEGLU, SWIGLU
 from engine.models.config import RopeConfig
 from engine.models.rotary import Rotary, frequencies
 from engine.numerics import fma
+from engine.ops.activation import GEGLU, SWIGLU
 from tests.activations import EVERY_ACTIVATION
 from tests.mirror import Mirror as Backend
 

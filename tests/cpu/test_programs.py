@@ -15,7 +15,7 @@ from engine.cpu.backend import Backend
 from engine.cpu.runtime.entry import words
 from engine.cpu.runtime.pool import ALIGNMENT, Pool
 from engine.cpu.runtime.program import Operation, Program
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 from engine.synthetic.model import make_model
 from tests.pages import layer_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.cpu.products.repack import fields_of, make_records, repack
 from engine.cpu.products.unpack import UNPACK
 from engine.gguf.quants import FORMATS, Format
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 from tests.cpu.blocks import QUANTIZED, run
 from tests.tiers import examples
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cpu.products import router
-from engine.models.experts import GATINGS, Routing
 from engine.numerics import exp, sigmoid, softplus
+from engine.ops.experts import GATINGS, Routing
 from tests.cpu.blocks import run
 from tests.tiers import examples
 

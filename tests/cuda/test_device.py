@@ -31,11 +31,11 @@ from engine.gguf.file import read_gguf
 from engine.gguf.quants import FORMATS, Format
 from engine.hub import catalog
 from engine.hub.resolve import resolve
-from engine.models.activation import GEGLU
-from engine.models.experts import Experts
-from engine.models.heads import Heads
 from engine.models.registry import read_config
-from engine.models.weights import Weight
+from engine.ops.activation import GEGLU
+from engine.ops.experts import Experts
+from engine.ops.heads import Heads
+from engine.ops.weight import Weight
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.layout import cached

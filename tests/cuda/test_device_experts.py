@@ -10,7 +10,7 @@ pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
     pytest.skip("needs a real GPU", allow_module_level=True)
 
-from engine.models.activation import Activation
+from engine.ops.activation import Activation
 from tests.cuda.test_device import EPS, activations, computed, cpu, gpu, matrix, same
 from tests.mixtures import TOKENS, on_device, random_experts
 from tests.tiers import together

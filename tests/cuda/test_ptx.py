@@ -49,7 +49,7 @@ from engine.cuda.runtime.compiler import (
 )
 from engine.cuda.runtime.device import shared_percent
 from engine.cuda.runtime.ptx import check, instructions, statements
-from engine.models.experts import Routing
+from engine.ops.experts import Routing
 from tests.tiers import few
 
 pytestmark = [pytest.mark.together("ptx"), pytest.mark.begin(-3)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelError
-from engine.models.activation import KINDS, Activation
-from engine.models.experts import Experts, Routing
+from engine.ops.activation import KINDS, Activation
+from engine.ops.experts import Experts, Routing
 
 FLOOR = 2.0**-14
 BIAS, TABLE = np.zeros(8, np.float32), np.zeros((3, 2), np.int32)

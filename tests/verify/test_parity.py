@@ -12,7 +12,7 @@ from engine.cpu.products.repack import make_records
 from engine.cpu.products.unpack import UNPACK
 from engine.errors import DeviceError
 from engine.gguf.quants import FORMATS
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 from engine.verify import passes
 from tests.pages import layer_of
 from tests.tiers import few

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from engine.cpu.simd import I8, I16, I32, Code, Vec, data_of
 from engine.gguf.quants import Format
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 
 ROWS = 8
 """Rows of a record."""

@@ -30,7 +30,7 @@ f32 = np.float32
 u64 = np.uint64
 
 CHOSEN, SOFTMAX, SIGMOID = 0, 1, 2
-"""Places in ``engine.models.experts.GATINGS``."""
+"""Places in ``engine.ops.experts.GATINGS``."""
 
 
 @njit(cache=True, error_model="numpy")

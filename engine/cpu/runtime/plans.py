@@ -8,7 +8,7 @@ from engine.arrays import Pass
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.recorder import Recorder
 from engine.limits import STEP_ROWS
-from engine.ops import Forward
+from engine.ops.operations import Forward
 
 WIDE_PLANS = 4
 """The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""

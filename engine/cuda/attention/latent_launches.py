@@ -11,7 +11,7 @@ from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import Attended
 from engine.limits import STEP_ROWS
-from engine.models.latent import Latent
+from engine.ops.latent import Latent
 
 
 def rotate(

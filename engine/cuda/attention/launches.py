@@ -16,7 +16,7 @@ from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
 from engine.cuda.runtime.values import Attended
 from engine.limits import STEP_ROWS
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 
 
 def rotate(

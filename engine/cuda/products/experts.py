@@ -39,7 +39,7 @@ from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS, FORMATS
-from engine.models.experts import Routing
+from engine.ops.experts import Routing
 
 f32 = np.float32
 u32 = np.uint32

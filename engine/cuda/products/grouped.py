@@ -10,7 +10,7 @@ from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import plain, quantized
 from engine.limits import STEP_ROWS
-from engine.models.experts import Experts
+from engine.ops.experts import Experts
 
 
 class Grouped(Mixture):

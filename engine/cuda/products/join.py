@@ -40,7 +40,7 @@ from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS, FORMATS, TINY
-from engine.models.activation import KINDS
+from engine.ops.activation import KINDS
 
 f32 = np.float32
 u32 = np.uint32

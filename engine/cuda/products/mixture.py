@@ -26,7 +26,7 @@ from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain, quantized
 from engine.gguf.quants import CHAINS
 from engine.limits import STEP_ROWS
-from engine.models.experts import Experts, present
+from engine.ops.experts import Experts, present
 
 Activations: TypeAlias = Int8 | Tensor
 """The input of a product: int8, or float32 for matrices of a float format."""

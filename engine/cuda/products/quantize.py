@@ -42,7 +42,7 @@ from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import TINY
 from engine.limits import STEP_ROWS
-from engine.models.activation import KINDS
+from engine.ops.activation import KINDS
 
 RUN = 256
 """Positions of a row that a block quantizes, one per thread."""

@@ -30,7 +30,7 @@ from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import Constant, DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS, FORMATS, Format
-from engine.models.experts import Routing
+from engine.ops.experts import Routing
 
 f32 = np.float32
 I = np.int32  # noqa: E741

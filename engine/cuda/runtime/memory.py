@@ -8,7 +8,7 @@ from engine.cuda.products import repack
 from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.gguf.quants import Format
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 
 STAGING = 64 << 20
 """The number of bytes of packed rows that are copied to the device at a time."""

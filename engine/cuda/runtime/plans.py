@@ -8,7 +8,7 @@ from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
 from engine.limits import STEP_ROWS
-from engine.ops import Forward
+from engine.ops.operations import Forward
 
 WIDE_PLANS = 4
 """The number of passes with more rows than a step that are kept, besides the usual ones; only the latest, because prompts

@@ -35,7 +35,7 @@ from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.sampler import Sampler
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
-from engine.ops import AnyOperations, Decoder, Forward
+from engine.ops.operations import AnyOperations, Decoder, Forward
 from engine.speculative.proposal import DeviceDraft
 from engine.speculative.steps import Answering, ModelSteps, Ride, Step
 

@@ -14,7 +14,7 @@ from engine.cuda.attention import join
 from engine.cuda.products import quantize
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
-from engine.models.activation import Activation
+from engine.ops.activation import Activation
 
 
 class Deferred(ABC):

@@ -12,10 +12,10 @@ softplus(alpha_n) of the layer.
 
 import numpy as np
 
-from engine.models.activation import Activation
 from engine.models.architecture import Architecture
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.metadata import Metadata
+from engine.ops.activation import Activation
 
 
 def read(m: Metadata) -> ModelConfig:

@@ -7,10 +7,10 @@ Layer (llama.cpp, ``src/models/arcee.cpp``)::
     x = x + max(b Wup, 0)^2 Wdown,  b = rms_norm(x, ffn_norm)
 """
 
-from engine.models.activation import Activation
 from engine.models.architecture import Architecture
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.metadata import Metadata
+from engine.ops.activation import Activation
 
 
 def read(m: Metadata) -> ModelConfig:

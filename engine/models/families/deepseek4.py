@@ -21,7 +21,6 @@ from typing import Any
 
 from engine.arrays import Array, Matrix, Pass
 from engine.limits import STREAMS
-from engine.models.activation import SWIGLU, Activation
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.compressed import Compressed, load_compressed
@@ -34,13 +33,14 @@ from engine.models.config import (
     RopeConfig,
     StreamsConfig,
 )
-from engine.models.experts import Experts
 from engine.models.feed_forward import load_experts
 from engine.models.hyper import HyperConnection, load_hyper_connection
 from engine.models.loader import Loader
 from engine.models.metadata import MAX_CONTEXT, Metadata
 from engine.models.weights import missing
-from engine.ops import Ops
+from engine.ops.activation import SWIGLU, Activation
+from engine.ops.experts import Experts
+from engine.ops.operations import Ops
 
 CHOSEN = 4
 """The ratio of layers that have an indexer."""

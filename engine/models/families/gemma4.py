@@ -23,17 +23,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass, Value
-from engine.models.activation import GEGLU
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.config import AttentionConfig, DenseConfig, ExpertsConfig
-from engine.models.experts import Experts
 from engine.models.families.gemma4_config import read
 from engine.models.feed_forward import FeedForward, gate_up_experts, load_feed_forward
-from engine.models.heads import Heads
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.models.weights import join_rows
+from engine.ops.activation import GEGLU
+from engine.ops.experts import Experts
+from engine.ops.heads import Heads
 
 
 @dataclass

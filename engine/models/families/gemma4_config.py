@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.models.activation import GEGLU
 from engine.models.config import ASSISTANT, AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, Norms, RopeConfig
 from engine.models.metadata import MAX_CONTEXT, MAX_HEAD, Metadata
+from engine.ops.activation import GEGLU
 
 SOFTCAP = 30.0
 """The bound on logits if the file does not specify one."""

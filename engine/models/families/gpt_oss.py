@@ -15,10 +15,10 @@ pairs.  No key of a file says whether they are to be rounded; the published conf
 
 from dataclasses import replace
 
-from engine.models.activation import Activation
 from engine.models.architecture import Architecture
 from engine.models.config import LayerConfig, ModelConfig, Norms
 from engine.models.metadata import MAX_CONTEXT, Metadata
+from engine.ops.activation import Activation
 
 NORMS = Norms(before_network="post_attention_norm")
 ACTIVATION = Activation("swiglu_oai", (7.0, 1.702))

@@ -26,7 +26,7 @@ from engine.cuda.attention import direct as direct_attention
 from engine.cuda.products import quantize
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 from engine.verify.layout import activations
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_direct_attention import NO_SINKS, ends_of, filled

@@ -19,7 +19,7 @@ from engine.cache.compressed import CompressedLayer, CompressedShape
 from engine.cache.types import F16, F32, Types
 from engine.cuda import backend, compressed_operations, indexer
 from engine.gguf.quants import FORMATS
-from engine.models.compressor import Compressor
+from engine.ops.compressor import Compressor
 from tests.cuda.simulated.test_operations import computed, cpu, gpu, same, weight
 from tests.pages import layer_of
 from tests.tiers import few

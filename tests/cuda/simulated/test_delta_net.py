@@ -21,8 +21,8 @@ from engine.cache.types import F32
 from engine.cuda import backend, delta_net
 from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import FORMATS
-from engine.models.delta_net import DeltaNet
-from engine.models.weights import Weight
+from engine.ops.delta_net import DeltaNet
+from engine.ops.weight import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
 from tests.cuda.simulated.device import SimulatedDevice

@@ -20,9 +20,9 @@ from engine.cuda.products.experts import MOST_TILES, ROUNDS, matmul_experts, mat
 from engine.cuda.products.join import can_join, join_threads, matmul_join
 from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import Format
-from engine.models.activation import GEGLU, SWIGLU, Activation
-from engine.models.experts import Experts
-from engine.models.weights import Weight
+from engine.ops.activation import GEGLU, SWIGLU, Activation
+from engine.ops.experts import Experts
+from engine.ops.weight import Weight
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
 from tests.mixtures import on_device
 from tests.tiers import few

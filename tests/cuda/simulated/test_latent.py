@@ -25,7 +25,7 @@ from engine.cuda.latent import latent_rope
 from engine.cuda.products.heads import HeadProducts
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
-from engine.models.latent import Latent
+from engine.ops.latent import Latent
 from tests.cpu.test_latent_attention import unset
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, computed, cpu, gpu, same, weight
 from tests.pages import layer_of

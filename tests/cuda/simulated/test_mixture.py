@@ -13,8 +13,8 @@ if not SIMULATED:
 
 from engine.cuda import backend
 from engine.cuda.products import row_experts
-from engine.models.activation import Activation
-from engine.models.experts import Experts
+from engine.ops.activation import Activation
+from engine.ops.experts import Experts
 from tests.cuda.simulated.test_experts import launched
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, gpu, weight
 from tests.mixtures import TOKENS, random_experts

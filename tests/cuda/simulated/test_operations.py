@@ -23,8 +23,8 @@ from engine.cuda.products.quantize import activation_words
 from engine.gguf import grids
 from engine.gguf.quants import FORMATS, Format
 from engine.limits import STEP_ROWS
-from engine.models.activation import SWIGLU, Activation
-from engine.models.weights import Weight
+from engine.ops.activation import SWIGLU, Activation
+from engine.ops.weight import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.layout import activations as by_row
 from tests.activations import EVERY_ACTIVATION

@@ -16,7 +16,7 @@ from engine.cache.types import CHUNK, Types, cache_type
 from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
 from engine.cuda.runtime.simulator import run
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 from tests.mirror import Mirror as Backend
 from tests.pages import layer_of
 

@@ -13,7 +13,7 @@ from engine.cpu.products.router import route_by
 from engine.cuda import backend
 from engine.cuda.products import router
 from engine.cuda.runtime.simulator import run
-from engine.models.experts import GATINGS, Routing
+from engine.ops.experts import GATINGS, Routing
 from engine.verify import lockstep
 from tests.cuda.simulated.test_experts import packed
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight

@@ -22,7 +22,7 @@ from engine.cuda import backend, sample
 from engine.cuda.runtime.compiler import Specialization
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.gguf.quants import FORMATS
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams

@@ -18,7 +18,7 @@ from engine.cpu import glu, quantized_cache
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.attention.tile import Tile
 from engine.cuda.runtime.simulator import run
-from engine.models.heads import Heads
+from engine.ops.heads import Heads
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_attention import same_operations
 from tests.cuda.simulated.test_direct_attention import NO_SINKS, filled

@@ -13,7 +13,7 @@ if not SIMULATED:
 from engine.cuda import backend
 from engine.cuda.products import repack, wide_matmul
 from engine.cuda.runtime.simulator import run
-from engine.models.weights import Weight
+from engine.ops.weight import Weight
 from tests.cuda.simulated.test_experts import packed
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
 from tests.tiers import few

@@ -20,14 +20,14 @@ from engine.cache.recurrent import RecurrentLayer
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
 from engine.decode.sampler import SamplingParams
-from engine.models.activation import Activation
-from engine.models.compressor import Compressor
 from engine.models.config import ModelConfig
-from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts
-from engine.models.heads import Heads
-from engine.models.latent import Latent
-from engine.models.weights import Weight
+from engine.ops.activation import Activation
+from engine.ops.compressor import Compressor
+from engine.ops.delta_net import DeltaNet
+from engine.ops.experts import Experts
+from engine.ops.heads import Heads
+from engine.ops.latent import Latent
+from engine.ops.weight import Weight
 from engine.speculative.steps import Steps
 
 Progress = Callable[[str, int, int], None]

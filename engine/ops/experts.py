@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from engine.arrays import A, M
 from engine.errors import ModelError
-from engine.models.activation import SWIGLU, Activation
+from engine.ops.activation import SWIGLU, Activation
 
 T = TypeVar("T")
 

@@ -1,0 +1,38 @@
+"""The parameters of a gated delta net layer."""
+
+from dataclasses import dataclass, field
+from typing import Generic
+
+from engine.arrays import A
+
+
+@dataclass(frozen=True)
+class DeltaNetSizes:
+    """The sizes of a gated delta net: n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements.
+
+    n_conv: the number of taps of the convolution.
+    grouped: value head h uses key head h // (n_v / n_k) instead of h % n_k.
+    """
+
+    n_k: int
+    n_v: int
+    state_size: int
+    n_conv: int
+    grouped: bool = field(default=False, kw_only=True)
+
+    @property
+    def n_channels(self) -> int:
+        """The number of channels of the convolution: q, k, v."""
+        return (2 * self.n_k + self.n_v) * self.state_size
+
+
+@dataclass(frozen=True)
+class DeltaNet(DeltaNetSizes, Generic[A]):
+    """Sizes and weights of a gated delta net: conv1d float32 [n_channels, n_conv], oldest tap first; a float32 [n_v],
+    negative; dt float32 [n_v]; norm float32 [state_size]."""
+
+    eps: float
+    conv1d: A
+    a: A
+    dt: A
+    norm: A
