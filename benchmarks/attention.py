@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.suites.cuda import COLD, microseconds
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, Types
@@ -59,7 +59,7 @@ class Case:
     def attend(self, layers: Any = None) -> None:
         """Attention in each layer."""
         for layer in layers or self.layers:
-            batch = Pass(self.positions, self.positions)
+            batch = Batch(self.positions, self.positions)
             x = self.gpu.attention(self.heads, self.q, self.k, self.v, layer, batch, self.table)
             quantized(self.gpu.recorder, x, 256)
 
@@ -69,7 +69,7 @@ class Case:
             begin = min(first, self.depth - self.piece)
             at = self.gpu.upload(np.arange(begin, begin + self.piece, dtype=np.int32))
             for layer in self.layers:
-                remember = partial(self.gpu.remember, self.heads, *self.stored, layer, Pass(at, at), self.table)
+                remember = partial(self.gpu.remember, self.heads, *self.stored, layer, Batch(at, at), self.table)
                 self.gpu.start(self.gpu.record(remember))
 
     def time(self) -> float:

@@ -63,7 +63,7 @@ M_co = TypeVar("M_co", bound=Matrix, covariant=True)
 
 
 @dataclass(frozen=True)
-class Pass(Generic[A_co]):
+class Batch(Generic[A_co]):
     """The rows that a forward pass reads.
 
     tokens: token ids, int32 [rows].
@@ -86,9 +86,9 @@ class Pass(Generic[A_co]):
         """Number of rows."""
         return self.positions.size
 
-    def part(self, rows: slice) -> "Pass[A_co]":
+    def part(self, rows: slice) -> "Batch[A_co]":
         """Some of the rows, without ``per_layer``."""
         # A slice has the type of its array, which the protocol cannot express for NumPy arrays.
         tokens, positions = cast(A_co, self.tokens[rows]), cast(A_co, self.positions[rows])
         sequences = None if self.sequences is None else cast(A_co, self.sequences[rows])
-        return Pass(tokens, positions, sequences, self.mixed)
+        return Batch(tokens, positions, sequences, self.mixed)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from gguf import GGMLQuantizationType as T
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.compressed import CompressedShape
 from engine.cache.kv import LayerShape
 from engine.cache.latent import LatentShape
@@ -156,10 +156,10 @@ def weight(name: str, rows: int, columns: int) -> Weight:
     return Weight("w", entry, columns, data.view(np.uint8))
 
 
-def rows_from(first: int, device: Device, n: int = ROWS) -> Pass[Any]:
+def rows_from(first: int, device: Device, n: int = ROWS) -> Batch[Any]:
     """A pass of n rows of a sequence from a position on."""
     at = np.arange(first, first + n, dtype=np.int32)
-    return Pass(device.up(np.zeros(n, np.int32)), device.up(at))
+    return Batch(device.up(np.zeros(n, np.int32)), device.up(at))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def compressed(which: str, half: bool = False) -> Rows:
                 # Of a block's own tokens, the second halves count.
                 x[which][ROW, {"weight": 1, "latent": 3, "query": 3, "index": 3}.get(which, d + 3)] = bad
             x = {name: up(array) for name, array in x.items()}
-            batch = Pass(up(np.zeros(count, np.int32)), up(np.arange(first, first + count, dtype=np.int32)))
+            batch = Batch(up(np.zeros(count, np.int32)), up(np.arange(first, first + count, dtype=np.int32)))
 
             def operation(x: Any = x, batch: Any = batch) -> Any:
                 ops.keep_latents(x["latent"], memory, batch)

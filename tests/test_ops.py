@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cpu import backend as cpu
 from engine.cpu.operations import Matrix
 from engine.errors import ModelError
@@ -75,12 +75,12 @@ def test_every_operation_is_described() -> None:
 
 
 def test_some_rows_of_a_pass() -> None:
-    rows = Pass(np.arange(5), np.arange(10, 15), np.array([0, 0, 1, 1, 1]), True)
+    rows = Batch(np.arange(5), np.arange(10, 15), np.array([0, 0, 1, 1, 1]), True)
     part = rows.part(slice(1, 3))
     assert (rows.rows, part.rows) == (5, 2) and part.mixed
     assert part.sequences is not None
     assert [a.tolist() for a in (part.tokens, part.positions, part.sequences)] == [[1, 2], [11, 12], [0, 1]]
-    one = Pass(rows.tokens, rows.positions).part(slice(2))
+    one = Batch(rows.tokens, rows.positions).part(slice(2))
     assert one.sequences is None and not one.mixed
 
 

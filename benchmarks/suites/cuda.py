@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import engine
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.bench import generate_tokens, random_model, read_prompt, rewind
 from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
@@ -117,7 +117,7 @@ class Attention:
         def work() -> None:
             for layer in self.caches:
                 x = self.ops.attention(
-                    self.heads, self.q, self.k, self.v, layer, Pass(self.positions, self.positions), self.table
+                    self.heads, self.q, self.k, self.v, layer, Batch(self.positions, self.positions), self.table
                 )
                 quantized(self.ops.recorder, x, 256)
 
@@ -162,7 +162,7 @@ class Decode(Model):
         model = self.llm.model
         ops: Any = model.ops
         ops.device.write(ops.positions.address, np.full(1, depth, np.int32))
-        return microseconds(ops, lambda: model.compute(Pass(ops.tokens[:1], ops.positions[:1]), 1), 1)
+        return microseconds(ops, lambda: model.compute(Batch(ops.tokens[:1], ops.positions[:1]), 1), 1)
 
     track_step.unit = "us"  # type: ignore[attr-defined]
 

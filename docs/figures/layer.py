@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from docs.figures import bundled
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import LayerCache
 from engine.cpu.products.repack import Records
 from engine.ops.activation import Activation
@@ -75,7 +75,7 @@ def facts() -> dict[str, Any]:
     bundled.model().reset()
     names = model.config.layers[0].norms._asdict()
     norms = {getattr(model.layers[0], place).ctypes.data: name for place, name in names.items() if name}
-    batch = Pass(np.zeros(1, np.int32), np.zeros(1, np.int32))
+    batch = Batch(np.zeros(1, np.int32), np.zeros(1, np.int32))
     model.prepare(0, 1)
     x = model.ops.embed(model.token_embd, batch.tokens, model.config.embedding_scale)
     ops = model.ops

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import engine
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.compile.target import Target
 from engine.cuda.runtime.steps import AHEAD
 from engine.cuda.runtime.tensor import DeviceWeight
@@ -86,7 +86,7 @@ def facts() -> dict[str, Any]:
         """The launches of the embedding and the first layers."""
 
         def forward() -> Any:
-            batch = Pass(ops.tokens[:1], ops.positions[:1])
+            batch = Batch(ops.tokens[:1], ops.positions[:1])
             x = ops.embed(model.token_embd, batch.tokens, model.config.embedding_scale)
             for il in range(layers):
                 x = model.block(il, x, batch)
@@ -97,7 +97,7 @@ def facts() -> dict[str, Any]:
     ends = [count(n) for n in range(llm.config.n_layer + 1)]
     layers = [[name for name, *_ in launches[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
     assert all(layer == layers[0] for layer in layers)
-    passed = len(ops.record(lambda: model.compute(Pass(ops.tokens[:1], ops.positions[:1]), 1)).launches)
+    passed = len(ops.record(lambda: model.compute(Batch(ops.tokens[:1], ops.positions[:1]), 1)).launches)
     return {
         "gpu": TARGET,
         "n_layer": llm.config.n_layer,

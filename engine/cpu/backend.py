@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import KVCache
 from engine.checks import described
 from engine.compile.jobs import Job
@@ -24,7 +24,7 @@ from engine.cpu.products.repack import Records, arguments_of, empty_records, rep
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import aligned
-from engine.cpu.runtime.split import SplitPass
+from engine.cpu.runtime.split import WholePass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
@@ -194,9 +194,9 @@ class Backend(LatentOperations):
     def run(
         self,
         forward: Forward[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         n_logits: int,
-        inputs: Pass[np.ndarray] | None = None,
+        inputs: Batch[np.ndarray] | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass, once for rows of one sequence and once for those of several."""
@@ -210,9 +210,9 @@ class Backend(LatentOperations):
         result = plan.program.result
         return None if result is None else np.array(result)
 
-    def split(self, forward: Forward[np.ndarray], batch: Pass[np.ndarray], n_logits: int) -> SplitPass:
+    def split(self, forward: Forward[np.ndarray], batch: Batch[np.ndarray], n_logits: int) -> WholePass:
         """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""
-        return SplitPass(partial(self.run, forward, batch, n_logits))
+        return WholePass(partial(self.run, forward, batch, n_logits))
 
     def next_rows(self, left: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.  beside: has no effect,

@@ -5,7 +5,7 @@ Shapes and times are described in ``engine/cpu/operations.py``.
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import LayerCache
 from engine.cache.types import BLOCK, CacheType
 from engine.cpu import attention, integer_attention, integer_cache, quantized_cache
@@ -33,7 +33,7 @@ class CacheOperations(Recorder):
             self.flush()
             self._observer(Observation("", "", {name: value}))
 
-    def slots_of(self, batch: Pass[np.ndarray]) -> np.ndarray:
+    def slots_of(self, batch: Batch[np.ndarray]) -> np.ndarray:
         """The slot of the sequence of each row, int32 [rows]."""
         return _FIRST_SLOT[: batch.rows] if batch.sequences is None else batch.sequences
 

@@ -5,7 +5,7 @@ Shapes and times are described in ``engine/cpu/operations.py``.
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.types import CHUNK
 from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
@@ -59,7 +59,7 @@ class CompressedOperations(CacheOperations):
         self,
         x: np.ndarray,
         n_head: int,
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         table: np.ndarray,
         norm: np.ndarray | None = None,
         eps: float = 0.0,
@@ -74,7 +74,7 @@ class CompressedOperations(CacheOperations):
         self.do(rope.rotate_tail, heads[0], *given, heads[1], items=rows * n_head, ns=20.0 + 0.5 * d)
         return out
 
-    def keep_latents(self, x: np.ndarray, memory: CompressedLayer[np.ndarray], batch: Pass[np.ndarray]) -> None:
+    def keep_latents(self, x: np.ndarray, memory: CompressedLayer[np.ndarray], batch: Batch[np.ndarray]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
         given = x, batch.positions, self.slots_of(batch), memory.table, memory.latents
         self.do(compressed_attention.append, *given, items=x.shape[0], ns=1.0 * x.shape[1])
@@ -85,7 +85,7 @@ class CompressedOperations(CacheOperations):
         values: np.ndarray,
         scores: np.ndarray,
         blocks: Blocks[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         table: np.ndarray,
         transposed: bool = False,
     ) -> None:
@@ -116,7 +116,7 @@ class CompressedOperations(CacheOperations):
         return out
 
     def round_rows(
-        self, blocks: Blocks[np.ndarray], ratio: int, n_rot: int, batch: Pass[np.ndarray], transposed: bool = False
+        self, blocks: Blocks[np.ndarray], ratio: int, n_rot: int, batch: Batch[np.ndarray], transposed: bool = False
     ) -> None:
         """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
         ``transposed``, in place: blocks.rows float32."""
@@ -132,7 +132,7 @@ class CompressedOperations(CacheOperations):
         ratio: int,
         top_k: int,
         keys: Blocks[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
     ) -> np.ndarray:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
         [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
@@ -153,7 +153,7 @@ class CompressedOperations(CacheOperations):
         self,
         q: np.ndarray,
         memory: CompressedLayer[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         scale: float,
         sinks: np.ndarray,
         ratio: int,

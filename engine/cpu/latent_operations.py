@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.latent import LatentCache
 from engine.cache.types import CHUNK, GROUP
 from engine.cpu import latent_attention, rope
@@ -61,7 +61,7 @@ class LatentOperations(PassOperations):
         c: np.ndarray,
         k_rope: np.ndarray,
         cache: LatentCache[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
     ) -> np.ndarray:
         """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
         n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
@@ -81,7 +81,7 @@ class LatentOperations(PassOperations):
         c: np.ndarray,
         k_rope: np.ndarray,
         cache: LatentCache[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
     ) -> None:
         """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
         k = self._rotate(k_rope.reshape(batch.rows, 1, -1), batch.positions, latent.table, False, False)
@@ -90,7 +90,7 @@ class LatentOperations(PassOperations):
         self.do(latent_attention.append_rows, *given, items=batch.rows, ns=1.0 * cache.width)
 
     def latent_queries(
-        self, latent: Latent[np.ndarray, Matrix], q: np.ndarray, q_rope: np.ndarray, batch: Pass[np.ndarray]
+        self, latent: Latent[np.ndarray, Matrix], q: np.ndarray, q_rope: np.ndarray, batch: Batch[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Both parts of the queries as they are multiplied by what is stored: float32 [rows, n_head, rank] and [rows, n_head,
         n_rope]."""
@@ -107,7 +107,7 @@ class LatentOperations(PassOperations):
         return parts[0], parts[1]
 
     def _attend_latents(
-        self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], batch: Pass[np.ndarray], scale: float
+        self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], batch: Batch[np.ndarray], scale: float
     ) -> np.ndarray:
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape

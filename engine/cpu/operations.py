@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cpu import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, softcap
@@ -202,7 +202,7 @@ class PassOperations(CompressedOperations):
         k: np.ndarray,
         v: np.ndarray,
         cache: LayerCache[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         table: np.ndarray | None,
     ) -> np.ndarray:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
@@ -228,7 +228,7 @@ class PassOperations(CompressedOperations):
         heads: Heads[np.ndarray],
         q: np.ndarray,
         cache: LayerCache[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         last: np.ndarray,
         table: np.ndarray | None,
         window: int,
@@ -241,7 +241,7 @@ class PassOperations(CompressedOperations):
         return self.attend(queries, cache, last, heads.scale, window, heads.sinks, self.slots_of(batch))
 
     def _prepared(
-        self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Pass[np.ndarray], table: np.ndarray | None
+        self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Batch[np.ndarray], table: np.ndarray | None
     ) -> list[np.ndarray]:
         """Queries, keys or values with biases, normalized, and rotated by position unless they are values: [rows, heads, d]
         each; queries times the factors of their positions.  given: q; k and v; or all three.  What is done to one of them
@@ -282,7 +282,7 @@ class PassOperations(CompressedOperations):
         k: np.ndarray,
         v: np.ndarray,
         cache: LayerCache[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         table: np.ndarray | None,
     ) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
@@ -310,7 +310,7 @@ class PassOperations(CompressedOperations):
         x: np.ndarray,
         gates: Sequence[np.ndarray],
         memory: RecurrentLayer[np.ndarray],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
     ) -> np.ndarray:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
 
@@ -330,7 +330,7 @@ class PassOperations(CompressedOperations):
         return out.reshape(rows, -1)
 
     def convolved(
-        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], batch: Pass[np.ndarray]
+        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], batch: Batch[np.ndarray]
     ) -> np.ndarray:
         """The inputs of the rule made from x: float32 [rows, n_channels], queries and keys, normalized, and values."""
         rows, channels = x.shape
@@ -456,12 +456,12 @@ class PassOperations(CompressedOperations):
         """x itself, which is an array and may be used any number of times."""
         return x
 
-    def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Pass[np.ndarray]) -> None:
+    def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Batch[np.ndarray]) -> None:
         """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
         given = ring, x, batch.positions, self.slots_of(batch)
         self.do(mtp.keep_rows, *given, items=x.shape[0], ns=0.1 * x.shape[1])
 
-    def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Pass[np.ndarray]) -> np.ndarray:
+    def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Batch[np.ndarray]) -> np.ndarray:
         """e [rows, n] and the row of the ring in ``hiddens`` [sequences, length, m] for the position before, concatenated:
         float32 [rows, n + m]."""
         rows, n = e.shape[0], e.shape[1] + hiddens.shape[2]
@@ -475,7 +475,7 @@ class PassOperations(CompressedOperations):
         e_norm: np.ndarray,
         hiddens: np.ndarray,
         h_norm: np.ndarray,
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         eps: float,
     ) -> np.ndarray:
         """Normalized e [rows, n] and the normalized row of the ring in ``hiddens`` [sequences, length, n] for the position

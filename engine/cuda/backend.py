@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
@@ -44,7 +44,7 @@ from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
-from engine.cuda.runtime.split import SplitPass
+from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
@@ -99,7 +99,7 @@ class Backend(CompressedOperations):
         #: The kernels that ``jobs`` has found, for ``warm_up``.
         self._needed: dict[Decoder[Tensor], list[Specialization]] = {}
         #: The pass of many rows that has begun last: its memory is in use until it has ended.
-        self._split: SplitPass | None = None
+        self._split: SplitPlan | None = None
         self._inputs, self._wide_inputs = self.inputs(), self.inputs()
         assert self._inputs.sequences is not None
         self.tokens, self.positions, self.sequences = (
@@ -216,21 +216,21 @@ class Backend(CompressedOperations):
     def resume(self, cache: KVCache) -> None:
         """Do nothing."""
 
-    def inputs(self) -> Pass[Tensor]:
+    def inputs(self) -> Batch[Tensor]:
         """Memory for the tokens, positions and slots of passes that run between the steps of an answer, int32 [rows] each.
         The steps themselves use ``tokens`` and ``positions``."""
         rows = max(self.max_rows, STEP_ROWS)
         tokens, positions, sequences = (self.zeros((rows,), np.int32) for _ in range(3))
-        return Pass(tokens, positions, sequences)
+        return Batch(tokens, positions, sequences)
 
     # --- passes ------------------------------------------------------------------------------------------------
 
     def run(
         self,
         forward: Forward[Tensor],
-        batch: Pass[np.ndarray],
+        batch: Batch[np.ndarray],
         n_logits: int,
-        inputs: Pass[Tensor] | None = None,
+        inputs: Batch[Tensor] | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass.  A mixed pass, of which the logits of all rows are requested, is
@@ -242,13 +242,13 @@ class Backend(CompressedOperations):
         passing.advance(passing.pieces)
         return passing.logits(wait=True)
 
-    def split(self, forward: Forward[Tensor], batch: Pass[np.ndarray], n_logits: int) -> SplitPass:
+    def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int) -> SplitPlan:
         """The pass that ``run`` runs, to be started in pieces; only passes with more rows than a step have more than one."""
         return self._prepared(forward, batch, n_logits, None)
 
     def _prepared(
-        self, forward: Forward[Tensor], batch: Pass[np.ndarray], n_logits: int, inputs: Pass[Tensor] | None
-    ) -> SplitPass:
+        self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[Tensor] | None
+    ) -> SplitPlan:
         """A pass whose inputs are in place."""
         wide = batch.rows > STEP_ROWS
         if not wide and self._steps is not None:
@@ -272,12 +272,12 @@ class Backend(CompressedOperations):
         wanted = None
         if plan.result is not None and n_logits:
             wanted = plan.result[: batch.rows if batch.mixed else n_logits]
-        passing = SplitPass(plan, self, wanted, not wide)
+        passing = SplitPlan(plan, self, wanted, not wide)
         if wide:
             self._split = passing
         return passing
 
-    def _place(self, rows: int, inputs: Pass[Tensor] | None) -> Pass[Tensor]:
+    def _place(self, rows: int, inputs: Batch[Tensor] | None) -> Batch[Tensor]:
         """The memory of the inputs of a pass; None: the backend's own, since steps may run between the launches of a pass of
         more rows."""
         return inputs or (self._wide_inputs if rows > STEP_ROWS else self._inputs)
@@ -306,11 +306,11 @@ class Backend(CompressedOperations):
         forward: Forward[Tensor],
         rows: int,
         n_logits: int,
-        inputs: Pass[Tensor] | None = None,
+        inputs: Batch[Tensor] | None = None,
         mixed: bool = False,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens, positions and slots, None: the backend's own; mixed: see :class:`engine.arrays.Pass`."""
+        tokens, positions and slots, None: the backend's own; mixed: see :class:`engine.arrays.Batch`."""
         return self.plans.plan(forward, self._place(rows, inputs), rows, n_logits, self.max_rows, mixed)
 
     def jobs(self, model: Decoder[Tensor]) -> list[Job]:
@@ -466,7 +466,7 @@ class Backend(CompressedOperations):
         k: Tensor,
         v: Tensor,
         cache: LayerCache[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
         table: Tensor | None,
     ) -> Tensor | Deferred:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
@@ -486,7 +486,7 @@ class Backend(CompressedOperations):
         heads: Heads[Tensor],
         q: Tensor,
         cache: LayerCache[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
         last: Tensor,
         table: Tensor | None,
         window: int,
@@ -507,7 +507,7 @@ class Backend(CompressedOperations):
         k: Tensor,
         v: Tensor,
         cache: LayerCache[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
         table: Tensor | None,
     ) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
@@ -522,7 +522,7 @@ class Backend(CompressedOperations):
         c: Tensor,
         k_rope: Tensor,
         cache: LatentCache[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
     ) -> Tensor:
         """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
         n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
@@ -535,7 +535,7 @@ class Backend(CompressedOperations):
         c: Tensor,
         k_rope: Tensor,
         cache: LatentCache[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
     ) -> None:
         """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
         latent_launches.rotate(self.recorder, latent, None, c, k_rope, cache, batch)
@@ -546,7 +546,7 @@ class Backend(CompressedOperations):
         x: Tensor,
         gates: Sequence[Tensor],
         memory: RecurrentLayer[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
     ) -> Tensor:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
 
@@ -618,17 +618,17 @@ class Backend(CompressedOperations):
         """x as an array, which may be used any number of times."""
         return plain(self.recorder, x)
 
-    def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Pass[Tensor]) -> None:
+    def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Batch[Tensor]) -> None:
         """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
         x, (rows, n) = plain(self.recorder, x), x.shape
         arguments = (ring, x, ring.shape[1], *self._places(batch), rows, n)
         self.recorder.launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
 
-    def _places(self, batch: Pass[Tensor]) -> tuple[Tensor, Tensor, int]:
+    def _places(self, batch: Batch[Tensor]) -> tuple[Tensor, Tensor, int]:
         """Where a kernel finds the rows of a pass in rings: positions, sequences, and whether each row has its own."""
         return batch.positions, self.recorder.slots_of(batch), int(batch.mixed)
 
-    def beside(self, e: Tensor, hiddens: Tensor, batch: Pass[Tensor]) -> Tensor:
+    def beside(self, e: Tensor, hiddens: Tensor, batch: Batch[Tensor]) -> Tensor:
         """e [rows, n] and the row of the ring in ``hiddens`` [sequences, length, m] for the position before, concatenated:
         float32 [rows, n + m]."""
         (rows, n), (_, length, m) = e.shape, hiddens.shape
@@ -638,7 +638,7 @@ class Backend(CompressedOperations):
         return out
 
     def mtp_input(
-        self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Pass[Tensor], eps: float
+        self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Batch[Tensor], eps: float
     ) -> Tensor:
         """Normalized e [rows, n] and the normalized row of the ring in ``hiddens`` [sequences, length, n] for the position
         before (zeros at position 0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [sequences, length, s n],

@@ -5,7 +5,7 @@ Shapes are described in ``engine/ops/operations.py``; the recording in ``engine/
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.types import CHUNK
 from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
@@ -73,7 +73,7 @@ class CompressedOperations:
         self,
         x: Tensor,
         n_head: int,
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
         table: Tensor,
         norm: Tensor | None = None,
         eps: float = 0.0,
@@ -88,7 +88,7 @@ class CompressedOperations:
         self.recorder.launch(kernel, (n_head, rows), 256, arguments, result=out)
         return out
 
-    def keep_latents(self, x: Tensor, memory: CompressedLayer[Tensor], batch: Pass[Tensor]) -> None:
+    def keep_latents(self, x: Tensor, memory: CompressedLayer[Tensor], batch: Batch[Tensor]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
         rows, d = x.shape
         of_rows = (batch.positions, self.recorder.slots_of(batch))
@@ -102,7 +102,7 @@ class CompressedOperations:
         values: Tensor,
         scores: Tensor,
         blocks: Blocks[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
         table: Tensor,
         transposed: bool = False,
     ) -> None:
@@ -134,7 +134,7 @@ class CompressedOperations:
         return out
 
     def round_rows(
-        self, blocks: Blocks[Tensor], ratio: int, n_rot: int, batch: Pass[Tensor], transposed: bool = False
+        self, blocks: Blocks[Tensor], ratio: int, n_rot: int, batch: Batch[Tensor], transposed: bool = False
     ) -> None:
         """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
         ``transposed``, in place: blocks.rows float32."""
@@ -153,7 +153,7 @@ class CompressedOperations:
         ratio: int,
         top_k: int,
         keys: Blocks[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
     ) -> Tensor:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
         [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
@@ -174,7 +174,7 @@ class CompressedOperations:
         self,
         q: Tensor,
         memory: CompressedLayer[Tensor],
-        batch: Pass[Tensor],
+        batch: Batch[Tensor],
         scale: float,
         sinks: Tensor,
         ratio: int,

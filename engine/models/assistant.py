@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import Array, Pass
+from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
@@ -86,12 +86,12 @@ class Assistant(Gemma4Loader):
         """Bytes of weights that one draft reads."""
         return bytes_read(self.gguf.tensors.values(), self.config)
 
-    def follow(self, batch: Pass[Array], hidden: Array) -> None:
+    def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs ``hidden`` [rows, n_embd_out] of the trunk for the tokens of a pass."""
         last = slice(max(0, batch.rows - HIDDEN_ROWS), batch.rows)
         self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
 
-    def compute(self, batch: Pass[Array], n_logits: int) -> Array:
+    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
         """Logits after one token, float32 [1, n_vocab].  The h of the position before must be stored.  Stores h' in place of
         the trunk's h, which overwrites it later."""
         ops, c, target = self.ops, self.config, self._target
@@ -120,7 +120,7 @@ class Assistant(Gemma4Loader):
         self.reserve(position + 1)
         slot = sequence.slot if sequence is not None else 0
         tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, slot))
-        batch = Pass(tokens, positions, slots)
+        batch = Batch(tokens, positions, slots)
         logits = self.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None
         return logits[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.arrays import Array, Pass, Value
+from engine.arrays import Array, Batch, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.pages import Paging
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, of_sequence
@@ -103,7 +103,7 @@ class Model(Loader):
         """
         self.prepare(int(positions[0]), tokens.size, sequence)
         slots = np.full(tokens.size, sequence.slot, np.int32)
-        return self.ops.split(self.compute, Pass(tokens, positions, slots), n_logits)
+        return self.ops.split(self.compute, Batch(tokens, positions, slots), n_logits)
 
     def forward_many(self, parts: TokenSequences) -> list[np.ndarray]:
         """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their
@@ -114,7 +114,7 @@ class Model(Loader):
         places = [np.arange(sequence.length, sequence.length + len(tokens)) for sequence, tokens in parts]
         slots = [np.full(len(tokens), sequence.slot) for sequence, tokens in parts]
         positions, sequences = (np.concatenate(part).astype(np.int32) for part in (places, slots))
-        logits = self.ops.run(self.compute, Pass(given, positions, sequences, True), given.size)
+        logits = self.ops.run(self.compute, Batch(given, positions, sequences, True), given.size)
         assert logits is not None
         found, first = [], 0
         for sequence, tokens in parts:
@@ -179,7 +179,7 @@ class Model(Loader):
             hidden = of_sequence(self.mtp.hidden, slot)
             yield Rows("output of the trunk", hidden, max(0, length - 1), length)
 
-    def compute(self, batch: Pass[Array], n_logits: int) -> Array | None:
+    def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """Run the operations of a pass on the backend's arrays.  Returns the logits of the last ``n_logits`` rows, float32
         [n_logits, n_vocab], or None for ``n_logits`` 0.  A backend may record the operations once and replay them, so they
         may depend on the number of rows, never on the values."""
@@ -218,10 +218,10 @@ class Model(Loader):
         """What is normalized for the output after the last layer, float32 [rows, n_embd]."""
         return x
 
-    def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
+    def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
         """The pass, extended by inputs that its layers need besides the residual stream x, float32 [rows, n_embd]."""
         return batch
 
-    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
+    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """One layer: residual stream in, residual stream out, float32 [rows, n_embd]."""
         raise NotImplementedError

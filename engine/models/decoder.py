@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.arrays import Array, Pass
+from engine.arrays import Array, Batch
 from engine.errors import ModelError
 from engine.models.base import Model
 from engine.models.layer import Layer, load_layer
@@ -28,6 +28,6 @@ class Decoder(Model):
             problem = str(error).removeprefix(f"{self.gguf.path}: ").removesuffix(".")
             self.config = replace(self.config, mtp=None, mtp_problem=problem)
 
-    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
+    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """One layer of the trunk: residual stream in, residual stream out, float32 [rows, n_embd]."""
         return self.layers[il].run(self.ops, x, self.memory(il), batch)

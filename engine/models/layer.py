@@ -11,7 +11,7 @@ Each of the four norms may be missing.  Without a norm after it, what is added i
 from dataclasses import dataclass
 from typing import Any
 
-from engine.arrays import Array, Matrix, Pass, Value
+from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.attention import Attention, load_attention
 from engine.models.config import AttentionConfig, CompressedConfig, DeltaNetConfig, DenseConfig
 from engine.models.feed_forward import FeedForward, load_experts, load_feed_forward
@@ -36,7 +36,7 @@ class Layer:
     norm_eps: float
     residual_scale: float
 
-    def run(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> Array:
+    def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
         """Residual stream in, residual stream out, float32 [rows, n_embd].  memory: that of the mixer's earlier tokens."""
         o = self.mixer.mix(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
         x = self._added(ops, x, o, self.mixer.output, self.after_mixer)
@@ -47,7 +47,7 @@ class Layer:
             return ops.experts(self.network, x, b, None, batch.tokens)
         return self._joined(ops, x, ops.experts(self.network, None, b, None, batch.tokens), self.after_network)
 
-    def remember(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> None:
+    def remember(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> None:
         """Store the keys and values of the rows of the residual stream x, float32 [rows, n_embd], in ``memory``; the mixer
         must be attention."""
         assert not isinstance(self.mixer, Recurrent)

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import Array, Matrix, Pass
+from engine.arrays import Array, Batch, Matrix
 from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, Tensor
 from engine.models.base import Model
@@ -75,21 +75,21 @@ class MTP:
         """Bytes of weights that one draft reads."""
         return self._n_bytes
 
-    def _joined(self, batch: Pass[Array]) -> Array:
+    def _joined(self, batch: Batch[Array]) -> Array:
         """The inputs x of the tokens, from the outputs h of the preceding positions: float32 [rows, n_embd]."""
         ops, c = self._model.ops, self._model.config
         e = ops.embed(self.embed_tokens, batch.tokens, c.embedding_scale)
         (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
         return x
 
-    def follow(self, batch: Pass[Array], hidden: Array) -> None:
+    def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs ``hidden`` [rows, n_embd] of the trunk for the tokens of a pass, and this layer's keys and values
         for them."""
         model = self._model
         model.ops.keep_rows(self.hidden, hidden, batch)
         self._layer.remember(model.ops, self._joined(batch), model.memory(model.config.n_layer), batch)
 
-    def compute(self, batch: Pass[Array], n_logits: int) -> Array:
+    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
         """Logits after one token, float32 [1, n_vocab].  The h of the position before must be stored.  Stores h' in place of
         the trunk's h, which overwrites it later."""
         model, ops, c = self._model, self._model.ops, self._model.config
@@ -108,7 +108,7 @@ class MTP:
         sequence.overwrite(position + 1)
         model.cache.publish()
         tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
-        batch = Pass(tokens, positions, slots)
+        batch = Batch(tokens, positions, slots)
         logits = model.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None
         return logits[0]

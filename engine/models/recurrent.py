@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.arrays import Array, Matrix, Pass, Value
+from engine.arrays import Array, Batch, Matrix, Value
 from engine.errors import ModelError
 from engine.models.config import DeltaNetConfig
 from engine.models.linear import Linear
@@ -30,7 +30,7 @@ class Recurrent:
     output: Linear
     net: DeltaNet[Array]
 
-    def mix(self, ops: Ops, a: Value, memory: Any, batch: Pass[Array]) -> Value:
+    def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
         """The gated result of the delta rule for the normalized rows a [rows, n_embd], before the output layer: float32
         [rows, n_v * state_size].  Their states are stored in ``memory``."""
         u, z, *gates = ops.matmul(a, self.attn_qkv.matrix, self.attn_gate.matrix, *self.ssm_alpha_beta)

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import Array, Pass
+from engine.arrays import Array, Batch
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.base import Model
@@ -66,14 +66,14 @@ class StreamsMTP(MTP):
         #: float32 [sequences, length, 4 n_embd]: H of position p in row p % length.
         self.hidden = model.ops.zeros((model.n_sequences, length, c.streams.count * c.n_embd), np.float32)
 
-    def _joined(self, batch: Pass[Array]) -> Array:
+    def _joined(self, batch: Batch[Array]) -> Array:
         """The streams X of the tokens, from those of the preceding positions: float32 [rows, 4 n_embd]."""
         ops, c = self._model.ops, self._model.config
         e = ops.embed(self.embed_tokens, batch.tokens)
         (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
         return x.reshape(batch.rows, x.size // batch.rows)
 
-    def compute(self, batch: Pass[Array], n_logits: int) -> Array:
+    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
         """Logits after one token, float32 [1, n_vocab].  The streams of the position before must be stored.  Stores Y in
         place of the trunk's streams, which overwrite it later."""
         model, ops, c = self._model, self._model.ops, self._model.config

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import A, Array, M, Matrix, Pass, V, Value
+from engine.arrays import A, Array, Batch, M, Matrix, V, Value
 from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
@@ -33,7 +33,7 @@ from engine.speculative.steps import Steps
 Progress = Callable[[str, int, int], None]
 """``progress(stage, done, total)`` reports the progress of a long operation."""
 
-Forward: TypeAlias = Callable[[Pass[A], int], A | None]
+Forward: TypeAlias = Callable[[Batch[A], int], A | None]
 """A pass, written in operations: ``forward(batch, n_logits)`` returns the logits of the last ``n_logits`` rows, or None.  A
 backend may record it once and replay it, so the operations it calls may depend on the number of rows, never on values."""
 
@@ -72,7 +72,7 @@ class Drafter(Protocol[A]):
         """The backend that computes the drafts: ``Operations`` of the same kind as the model's."""
 
     @property
-    def inputs(self) -> Pass[A] | None:
+    def inputs(self) -> Batch[A] | None:
         """Memory for the inputs of its passes (``Operations.inputs``)."""
 
     @property
@@ -84,10 +84,10 @@ class Drafter(Protocol[A]):
     def n_bytes(self) -> int:
         """Bytes of weights that one draft reads."""
 
-    def follow(self, batch: Pass[A], hidden: A) -> None:
+    def follow(self, batch: Batch[A], hidden: A) -> None:
         """Store the outputs ``hidden`` [rows, n] of the trunk for the tokens of a pass."""
 
-    def compute(self, batch: Pass[A], n_logits: int) -> A:
+    def compute(self, batch: Batch[A], n_logits: int) -> A:
         """Logits after one token: float32 [1, n_vocab]."""
 
     def forward(self, token: int, position: int, sequence: TokenSequence | None = None) -> np.ndarray:
@@ -109,7 +109,7 @@ class Decoder(Protocol[A]):
     def mtp(self) -> Drafter[A] | None:
         """The network that drafts from its outputs, or None."""
 
-    def compute(self, batch: Pass[A], n_logits: int) -> A | None:
+    def compute(self, batch: Batch[A], n_logits: int) -> A | None:
         """The operations of a pass (:data:`Forward`)."""
 
     def forward(
@@ -245,21 +245,21 @@ class Operations(Protocol[A, V, M]):
         """Complete the loading of all matrices, and release memory that only loading needs.  Call it after the last
         ``weight``."""
 
-    def inputs(self) -> Pass[A] | None:
+    def inputs(self) -> Batch[A] | None:
         """Memory for the tokens and positions of passes that run between the steps of an answer, int32 [rows] each; None
         if passes take them as arguments."""
 
     # --- passes ------------------------------------------------------------------------------------------------
 
     def run(
-        self, forward: Forward[A], batch: Pass[np.ndarray], n_logits: int, inputs: Pass[A] | None = None
+        self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[A] | None = None
     ) -> np.ndarray | None:
         """Run a pass over the rows of ``batch`` and return its result, float32 [n_logits, n_vocab]; None for no logits.
 
         inputs: the memory for its tokens and positions, from ``inputs()``; None: the backend's own.
         """
 
-    def split(self, forward: Forward[A], batch: Pass[np.ndarray], n_logits: int) -> SplitPass:
+    def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int) -> SplitPass:
         """The pass over the rows of ``batch``, to be started in pieces.  Any other pass may run between two of them, and if
         that needs the memory of this one, it lets this one end first."""
 
@@ -324,7 +324,7 @@ class Operations(Protocol[A, V, M]):
         """(rms_norm(m * scale, weight, eps) + e) / sqrt(2), each run of n elements by itself (Gemma 3n's per-layer
         embeddings): m, e [rows, layers * n], weight [n]; float32 [layers, rows, n]."""
 
-    def attention(self, heads: Heads[A], q: A, k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A | None) -> V:
+    def attention(self, heads: Heads[A], q: A, k: A, v: A, cache: LayerCache[A], batch: Batch[A], table: A | None) -> V:
         """Store k and v in the cache at the rows' positions, then attend q over the cache up to each row's own position:
         float32 [rows, n_head * d_v].
 
@@ -339,18 +339,18 @@ class Operations(Protocol[A, V, M]):
         """
 
     def attend_past(
-        self, heads: Heads[A], q: A, cache: LayerCache[A], batch: Pass[A], last: A, table: A | None, window: int
+        self, heads: Heads[A], q: A, cache: LayerCache[A], batch: Batch[A], last: A, table: A | None, window: int
     ) -> V:
         """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
         up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
         Nothing is stored."""
 
-    def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A | None) -> None:
+    def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Batch[A], table: A | None) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
 
     def latent_attention(
-        self, latent: Latent[A, M], q: A, q_rope: A, c: A, k_rope: A, cache: LatentCache[A], batch: Pass[A]
+        self, latent: Latent[A, M], q: A, q_rope: A, c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]
     ) -> A:
         """Store what ``remember_latent`` stores, then attend all heads over the latents up to each row's own position:
         float32 [rows, n_head * d_v].
@@ -361,10 +361,10 @@ class Operations(Protocol[A, V, M]):
         its matrix v_b_h.
         """
 
-    def remember_latent(self, latent: Latent[A, M], c: A, k_rope: A, cache: LatentCache[A], batch: Pass[A]) -> None:
+    def remember_latent(self, latent: Latent[A, M], c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]) -> None:
         """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
 
-    def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentLayer[A], batch: Pass[A]) -> A:
+    def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentLayer[A], batch: Batch[A]) -> A:
         """The gated delta rule (Yang et al. 2024): x [rows, n_channels] passes through a causal convolution and silu and is
         split into q, k and v; q and k are normalized; then for each value head, with its state S [d, d] and the queries and
         keys of the head that ``net`` assigns to it, row by row,
@@ -414,7 +414,7 @@ class Operations(Protocol[A, V, M]):
         self,
         x: A,
         n_head: int,
-        batch: Pass[A],
+        batch: Batch[A],
         table: A,
         norm: A | None = None,
         eps: float = 0.0,
@@ -423,7 +423,7 @@ class Operations(Protocol[A, V, M]):
         """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
         position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
 
-    def keep_latents(self, x: A, memory: CompressedLayer[A], batch: Pass[A]) -> None:
+    def keep_latents(self, x: A, memory: CompressedLayer[A], batch: Batch[A]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
 
     def compress(
@@ -432,7 +432,7 @@ class Operations(Protocol[A, V, M]):
         values: A,
         scores: A,
         blocks: Blocks[A],
-        batch: Pass[A],
+        batch: Batch[A],
         table: A,
         transposed: bool = False,
     ) -> None:
@@ -449,12 +449,12 @@ class Operations(Protocol[A, V, M]):
         """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
         32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
 
-    def round_rows(self, blocks: Blocks[A], ratio: int, n_rot: int, batch: Pass[A], transposed: bool = False) -> None:
+    def round_rows(self, blocks: Blocks[A], ratio: int, n_rot: int, batch: Batch[A], transposed: bool = False) -> None:
         """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
         ``transposed``, in place: blocks.rows float32."""
 
     def choose_rows(
-        self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: Blocks[A], batch: Pass[A]
+        self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: Blocks[A], batch: Batch[A]
     ) -> A:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads, the
         lower one where sums are equal: q [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising
@@ -464,7 +464,7 @@ class Operations(Protocol[A, V, M]):
         self,
         q: A,
         memory: CompressedLayer[A],
-        batch: Pass[A],
+        batch: Batch[A],
         scale: float,
         sinks: A,
         ratio: int,
@@ -477,14 +477,14 @@ class Operations(Protocol[A, V, M]):
     def plain(self, x: V) -> A:
         """x as an array, which may be used any number of times."""
 
-    def keep_rows(self, ring: A, x: V, batch: Pass[A]) -> None:
+    def keep_rows(self, ring: A, x: V, batch: Batch[A]) -> None:
         """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
 
-    def beside(self, e: A, hiddens: A, batch: Pass[A]) -> A:
+    def beside(self, e: A, hiddens: A, batch: Batch[A]) -> A:
         """[e, hiddens[sequences, (positions - 1) % length]], concatenated: e [rows, n], hiddens [sequences, length, m];
         float32 [rows, n + m]."""
 
-    def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Pass[A], eps: float) -> A:
+    def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Batch[A], eps: float) -> A:
         """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[sequences, (positions - 1) %
         length], or 0 at position 0: e [rows, n], hiddens [sequences, length, n], norms [n]; float32 [rows, 2 n].  If h has s
         streams, hiddens [sequences, length, s n], each of them is normalized and follows e in a row of its own: float32

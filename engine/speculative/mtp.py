@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.arrays import Array, Pass
+from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.ops.operations import Drafter
@@ -67,7 +67,7 @@ class MTPDraft(Source):
     # --- passes on the device ------------------------------------------------------------------------------------
 
     @property
-    def compute(self) -> Callable[[Pass[Array], int], Array]:
+    def compute(self) -> Callable[[Batch[Array], int], Array]:
         """A pass."""
         return self._drafter.compute
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.compressed import CompressedLayer
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
@@ -197,7 +197,7 @@ class Comparison:
             return f"operation by operation the first that differs is:\n{difference}"
         ops.device.write(ops.tokens.address, tokens)
         ops.device.write(ops.positions.address, positions)
-        rows = Pass(ops.tokens[:n], ops.positions[:n])
+        rows = Batch(ops.tokens[:n], ops.positions[:n])
         return first_of_graph(ops, ops.record(lambda: cast(Tensor, model.compute(rows, n_logits))))
 
     # --- choosing ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import SPAN, RecurrentLayer, Rows, of_sequence
 from engine.cache.types import CHUNK
@@ -272,7 +272,7 @@ class Lockstep:
     def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""
         both_tokens, both_positions = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
-        return Pass[Given](both_tokens, both_positions)
+        return Batch[Given](both_tokens, both_positions)
 
     def _block(self, il: int, x: Given, batch: Given) -> Given:
         self._layer = il

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
@@ -221,11 +221,11 @@ def test_rows_of_several_sequences_are_those_computed_alone(kinds: str, window: 
         for first in (*range(0, before, 50), before):
             part = slice(first, min(first + 50, before) if first < before else n)
             positions = np.arange(first, part.stop, dtype=np.int32)
-            out = ops.attention(heads, q[part], k[part], v[part], layer, Pass(positions, positions), None)
+            out = ops.attention(heads, q[part], k[part], v[part], layer, Batch(positions, positions), None)
             found.append((positions, np.full(positions.size, slot, np.int32), q[part], k[part], v[part], out))
         alone.append(found)
         last = np.full(rows, n - 1, np.int32)
-        past.append(ops.attend_past(heads, q[before:], layer, Pass(last, last), last, None, 40))
+        past.append(ops.attend_past(heads, q[before:], layer, Batch(last, last), last, None, 40))
     # Passes of the sequences that have as many parts left; the last one has all of them, and a row twice.
     while any(alone):
         most = max(map(len, alone))
@@ -233,10 +233,10 @@ def test_rows_of_several_sequences_are_those_computed_alone(kinds: str, window: 
     batches[-1].append(batches[-1][1])
     for batch in batches:
         positions, slots, q, k, v, expected = (np.concatenate(columns) for columns in zip(*batch, strict=True))
-        mixed = Pass(positions, positions, slots, True)
+        mixed = Batch(positions, positions, slots, True)
         assert ops.attention(heads, q, k, v, joint, mixed, None).tobytes() == expected.tobytes()
     ends = np.concatenate([np.full(rows, before + rows - 1, np.int32) for _, before, rows in parts])
-    mixed = Pass(ends, ends, slots[: ends.size], True)
+    mixed = Batch(ends, ends, slots[: ends.size], True)
     assert (
         ops.attend_past(heads, q[: ends.size], joint, mixed, ends, None, 40).tobytes() == np.concatenate(past).tobytes()
     )
@@ -441,7 +441,7 @@ def test_norms_rotations_and_factors_against_float64(norm_after: bool, n_rot: in
     ops = Backend(1)
     layer, seen = layer_of(LayerShape(2, d, d), 64, rows, F32, ops.zeros), dict[str, np.ndarray]()
     ops.observe(lambda told: seen.update(told.values))
-    ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, Pass(positions, positions), table)
+    ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, Batch(positions, positions), table)
     ops.observe(None)
     expected = prepared(q, q_norm) * factors[positions, None, None].astype(np.float64)
     assert np.allclose(seen["query"], expected, rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.compressed import Blocks, CompressedLayer, CompressedShape
 from engine.cache.kv import LayerShape
 from engine.cache.types import F16, F32, Types
@@ -18,8 +18,8 @@ from tests.pages import layer_of
 f32 = np.float32
 
 
-def rows_of(first: int, count: int) -> Pass[np.ndarray]:
-    return Pass(np.zeros(count, np.int32), np.arange(first, first + count, dtype=np.int32))
+def rows_of(first: int, count: int) -> Batch[np.ndarray]:
+    return Batch(np.zeros(count, np.int32), np.arange(first, first + count, dtype=np.int32))
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -33,14 +33,14 @@ def memory(
     return layer
 
 
-def mixed(*runs: tuple[int, int, int]) -> Pass[np.ndarray]:
+def mixed(*runs: tuple[int, int, int]) -> Batch[np.ndarray]:
     """A pass of runs (slot, first position, number of rows); number 0: the row before, once more."""
     sequences, positions = [], []
     for slot, first, count in runs:
         sequences += [slot] * max(1, count)
         positions += list(range(first, first + max(1, count)))
     n = len(positions)
-    return Pass(np.zeros(n, np.int32), np.array(positions, np.int32), np.array(sequences, np.int32), True)
+    return Batch(np.zeros(n, np.int32), np.array(positions, np.int32), np.array(sequences, np.int32), True)
 
 
 def rows_in(blocks: Blocks[np.ndarray], slot: int = 0, transposed: bool = False) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_the_rows_with_the_largest_scores_are_chosen(types: Types, top_k: int, n
     flat[: len(keys)] = keys if types is F32 else keys.astype(np.float16).view(np.uint16)
     layer.keys.rows[layer.keys.table[0]] = flat.reshape(-1, 64, d).swapaxes(1, 2)
     positions = np.array([0, 3, 18, 19, 255, 399, 403, 600, 1199], np.int32)
-    batch = Pass(np.zeros(9, np.int32), positions)
+    batch = Batch(np.zeros(9, np.int32), positions)
     q, w = draw(9, n_head * d, seed=2), draw(9, n_head, seed=3)
     chosen = Backend(2).choose_rows(q, w, 0.25, ratio, top_k, layer.keys, batch)
     for t, p in enumerate(positions):
@@ -287,7 +287,7 @@ def test_rows_of_several_sequences_are_computed_as_alone(types: Types) -> None:
     table, sinks = draw(n_ctx, 2, 4, seed=5), draw(n_head, seed=6)
     assert shape.pending(128) < max(count for _, _, count in SEQUENCES)
 
-    def run(layer: Any, batch: Pass[np.ndarray], given: np.ndarray) -> np.ndarray:
+    def run(layer: Any, batch: Batch[np.ndarray], given: np.ndarray) -> np.ndarray:
         parts = np.split(given, np.cumsum([width, width, 2 * d_key, 2 * d_key, D, n_head * D, n_head * d_key]), 1)
         a, b, c, e, x, q, queries, weights = (np.ascontiguousarray(part) for part in parts)
         ops.keep_latents(x, layer, batch)

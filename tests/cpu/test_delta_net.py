@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.recurrent import RecurrentLayer, RecurrentShape
 from engine.cache.types import F32
 from engine.cpu import delta_net
@@ -76,7 +76,7 @@ def run(
 ) -> np.ndarray:
     """One pass over the tokens from position ``first`` on."""
     positions = np.arange(first, first + len(tokens.x), dtype=np.int32)
-    batch = Pass(positions, positions, np.full(len(tokens.x), slot, np.int32) if slot else None)
+    batch = Batch(positions, positions, np.full(len(tokens.x), slot, np.int32) if slot else None)
     return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, batch)
 
 
@@ -199,7 +199,7 @@ def test_the_law(shape: tuple[Any, ...]) -> None:
     memory, ends = empty_memory(net, 64), [0, 1, 2, 9, 16, 20, 37, 38, 53]
     out = np.concatenate([run(net, tokens[a:b], memory, a) for a, b in pairwise(ends)])
     positions = np.arange(53, dtype=np.int32)
-    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), Pass(positions, positions)))
+    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), Batch(positions, positions)))
     e, rate = delta_gates(tokens.alpha, tokens.beta, net.a, net.dt).T
     law = Law(q, k, v, e, rate)
     assert out.tobytes() == law.out.tobytes()
@@ -298,7 +298,7 @@ def together(
     x, alpha, beta = (np.concatenate(arrays) for arrays in zip(*(vars(part).values() for part in parts), strict=True))
     positions = np.concatenate([np.arange(first, first + rows, dtype=np.int32) for _, first, rows in runs])
     sequences = np.concatenate([np.full(rows, slot, np.int32) for slot, _, rows in runs])
-    return Backend(2).delta_net(net, x, [alpha, beta], memory, Pass(positions, positions, sequences, True))
+    return Backend(2).delta_net(net, x, [alpha, beta], memory, Batch(positions, positions, sequences, True))
 
 
 def test_repeated_rows() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import LayerShape
 from engine.cache.types import F32
 from engine.cpu.backend import Backend
@@ -71,7 +71,7 @@ def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, ro
 
     llm.reset()
     llm.model.prepare(0, rows)
-    expected = np.asarray(llm.model.compute(Pass(tokens, positions), rows))
+    expected = np.asarray(llm.model.compute(Batch(tokens, positions), rows))
     assert np.isfinite(expected).all()
     assert logits() == expected.tobytes()
     plan = ops._plans.kept[llm.model.compute, rows, rows, False]
@@ -96,7 +96,7 @@ def test_queries_keys_and_values_of_one_size(biased: bool) -> None:
     given = Heads(heads, heads, d, d, True, d**-0.5, 1e-6, normal(d), normal(d), biases, v_normed=True)
     q, k, v, table = normal(rows, heads * d), normal(rows, heads * d), normal(rows, heads * d), normal(8, 2, d // 2)
     positions = np.arange(rows, dtype=np.int32)
-    batch, results = Pass(positions, positions), []
+    batch, results = Batch(positions, positions), []
     for how in ("called", "recorded", "reversed"):
         ops = Backend(1)
         layer = layer_of(LayerShape(heads, d, d), 64, rows, F32, np.zeros)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.compressed import CompressedShape
 from engine.cache.types import F32
 from engine.cpu.backend import Backend
@@ -151,12 +151,12 @@ def test_only_the_rows_that_a_pass_completes(transposed: bool) -> None:
     whole = ops.round_queries(rows, 1) if transposed else ops.round_latents(rows, n_rot)
     for first, count, ended in ((0, 3, []), (3, 1, [0]), (254, 9, [63, 64]), (263, 1, [65]), (300, 32, range(75, 83))):
         positions = np.arange(first, first + count, dtype=np.int32)
-        ops.round_rows(blocks, ratio, n_rot, Pass(np.zeros(count, np.int32), positions), transposed)
+        ops.round_rows(blocks, ratio, n_rot, Batch(np.zeros(count, np.int32), positions), transposed)
         rows[list(ended)] = whole[list(ended)]
         assert stored().tobytes() == rows.tobytes()
     positions = np.array([203, *range(6, 16), 15, 15], np.int32)
     sequences = np.array([0] + [1] * 12, np.int32)
-    ops.round_rows(blocks, ratio, n_rot, Pass(np.zeros(13, np.int32), positions, sequences, True), transposed)
+    ops.round_rows(blocks, ratio, n_rot, Batch(np.zeros(13, np.int32), positions, sequences, True), transposed)
     ended = [50, of_one + 1, of_one + 2, of_one + 3]
     rows[ended] = whole[ended]
     assert stored().tobytes() == rows.tobytes()

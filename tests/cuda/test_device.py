@@ -21,7 +21,7 @@ import pytest
 
 import engine
 from engine import parity
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.decode.sampler import Sampler, SamplingParams
@@ -435,11 +435,11 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
             part = slice(begin, min(begin + max(counts), before))
             stored = [np.ascontiguousarray(a[part]) for a in (k, v, positions)]
             on_device = [gpu.upload(a) for a in stored]
-            batch = Pass(on_device[2], on_device[2])
+            batch = Batch(on_device[2], on_device[2])
             plan = gpu.record(partial(gpu.remember, on_gpu, *on_device[:2], theirs, batch, gtable))
             for launch in plan.launches:
                 gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
-            cpu.remember(heads, stored[0], stored[1], mine, Pass(stored[2], stored[2]), table)
+            cpu.remember(heads, stored[0], stored[1], mine, Batch(stored[2], stored[2]), table)
     first = before
     while first < before + 300:
         rows = counts[first % 5]
@@ -447,15 +447,15 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)
         v = k if given["keys_only"] else v
         tensors = [gpu.upload(a) for a in (q, k, v, positions)]
-        batch = Pass(tensors[3], tensors[3])
+        batch = Batch(tensors[3], tensors[3])
         inputs = (on_gpu, *tensors[:3], theirs, batch, gtable)
         found = computed(gpu, plain, gpu, "attention", *inputs, twice=first % 3 == 0)[0]
-        expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, Pass(positions, positions), table)
+        expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, Batch(positions, positions), table)
         same(found, expected, f"{layer}, {rows} rows at {first}: ")
         last, window = np.full(rows, first, np.int32), given["window"]
         inputs = (on_gpu, tensors[0], theirs, batch, gpu.upload(last), gtable, window)
         found = computed(gpu, plain, gpu, "attend_past", *inputs)[0]
-        expected = cpu.attend_past(heads, q.copy(), mine, Pass(positions, positions), last, table, window)
+        expected = cpu.attend_past(heads, q.copy(), mine, Batch(positions, positions), last, table, window)
         same(found, expected, f"{layer}, {rows} rows at {first}, of the past: ")
         first += rows
     downloaded = replace(mine, keys=gpu.download(theirs.keys), values=gpu.download(theirs.values))
@@ -493,11 +493,11 @@ def test_rows_of_several_sequences(
     theirs = layer_of(shape, n_ctx, 16, types, gpu.zeros, gpu.store, 4, seed=2)
     lengths = {3: 126, 0: 5, 2: 600, 1: 63}
 
-    def made(slots: list[int], positions: list[int]) -> tuple[Pass[Any], Pass[Any], list[np.ndarray]]:
+    def made(slots: list[int], positions: list[int]) -> tuple[Batch[Any], Batch[Any], list[np.ndarray]]:
         tokens, at, of = (np.array(x, np.int32) for x in (positions, positions, slots))
         x = [rng.standard_normal((len(slots), heads * d)).astype(F) for heads in (n_head, n_head_kv, n_head_kv)]
-        on_device = Pass(gpu.upload(tokens), gpu.upload(at), gpu.upload(of), True)
-        return Pass(tokens, at, of, True), on_device, x
+        on_device = Batch(gpu.upload(tokens), gpu.upload(at), gpu.upload(of), True)
+        return Batch(tokens, at, of, True), on_device, x
 
     for slot, first in [(slot, first) for slot, n in lengths.items() for first in range(0, n, 16)]:
         positions = [*range(first, min(first + 16, lengths[slot]))]

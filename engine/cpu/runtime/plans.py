@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.recorder import Recorder
 from engine.limits import STEP_ROWS
@@ -21,10 +21,10 @@ Key = tuple[Forward[np.ndarray], int, int, bool]
 class Plan:
     """A recorded pass: its tokens, positions and sequences are written to ``inputs`` before the program is run."""
 
-    inputs: Pass[np.ndarray]
+    inputs: Batch[np.ndarray]
     program: Program
 
-    def fill(self, batch: Pass[np.ndarray]) -> None:
+    def fill(self, batch: Batch[np.ndarray]) -> None:
         """Let it read these rows."""
         self.inputs.tokens[:], self.inputs.positions[:] = batch.tokens, batch.positions
         assert self.inputs.sequences is not None
@@ -46,7 +46,7 @@ class Plans:
     def record(self, forward: Forward[np.ndarray], rows: int, n_logits: int, mixed: bool = False) -> Plan:
         """A pass over ``rows`` tokens that returns the logits of the last ``n_logits``, not yet compiled."""
         tokens, positions, sequences = (np.zeros(rows, np.int32) for _ in range(3))
-        inputs = Pass(tokens, positions, sequences, mixed)
+        inputs = Batch(tokens, positions, sequences, mixed)
         return Plan(inputs, self._recorder.record(lambda: forward(inputs, n_logits)))
 
     def forget(self, rows: range) -> None:
@@ -55,7 +55,7 @@ class Plans:
 
     def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int, mixed: bool = False) -> Plan:
         """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
-        largest pass; mixed: see :class:`engine.arrays.Pass`."""
+        largest pass; mixed: see :class:`engine.arrays.Batch`."""
         key, passing = (forward, rows, n_logits, mixed), STEP_ROWS < rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 
-class SplitPass:
+class WholePass:
     """A pass in one piece: the CPU reads a prompt beside answers in passes of few rows."""
 
     def __init__(self, run: Callable[[], np.ndarray | None]) -> None:

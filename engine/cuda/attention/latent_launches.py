@@ -1,6 +1,6 @@
 """The launches of latent attention: products of the queries, rotation and storing, chunks, products of the results."""
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.latent import LatentCache
 from engine.cuda import latent as rows_of_positions
 from engine.cuda.attention import attend as attention
@@ -21,7 +21,7 @@ def rotate(
     c: Tensor,
     k_rope: Tensor,
     cache: LatentCache[Tensor],
-    batch: Pass[Tensor],
+    batch: Batch[Tensor],
 ) -> Tensor | None:
     """Record the rotation of the second part of the queries, if there are any, and the storing of the rows.  Returns both
     parts of the queries, float32 [rows, n_head, width], times the factors of their positions."""
@@ -100,7 +100,7 @@ def latent_attention(
     c: Tensor,
     k_rope: Tensor,
     cache: LatentCache[Tensor],
-    batch: Pass[Tensor],
+    batch: Batch[Tensor],
 ) -> Tensor:
     """Record latent attention and the products of its heads: float32 [rows, n_head * d_v]."""
     rows = batch.rows

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import CHUNK, LayerCache
 from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
@@ -26,7 +26,7 @@ def rotate(
     k: Tensor | None,
     v: Tensor | None,
     cache: LayerCache[Tensor],
-    batch: Pass[Tensor],
+    batch: Batch[Tensor],
     angles: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """Record the rotation of queries and keys, unless ``angles`` is None, and the storing of keys and values, if there are
@@ -73,7 +73,7 @@ def attend(
     query: tuple[Tensor, ...],
     new: Tensor | None,
     cache: LayerCache[Tensor],
-    batch: Pass[Tensor],
+    batch: Batch[Tensor],
     window: int,
     gate: Tensor | None = None,
 ) -> Attended:
@@ -111,7 +111,7 @@ def attend_wide(
     heads: Heads[Tensor],
     query: tuple[Tensor, ...],
     cache: LayerCache[Tensor],
-    batch: Pass[Tensor],
+    batch: Batch[Tensor],
     window: int,
     gate: Tensor | None,
 ) -> Tensor:

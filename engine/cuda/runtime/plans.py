@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
@@ -51,10 +51,10 @@ class Plans:
         self._recorder = recorder
 
     def plan(
-        self, forward: Forward[Tensor], place: Pass[Tensor], rows: int, n_logits: int, most: int, mixed: bool = False
+        self, forward: Forward[Tensor], place: Batch[Tensor], rows: int, n_logits: int, most: int, mixed: bool = False
     ) -> Plan:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
-        number of rows of the largest pass; mixed: see :class:`engine.arrays.Pass`.
+        number of rows of the largest pass; mixed: see :class:`engine.arrays.Batch`.
 
         A pass with at most as many rows as a step, or with the most rows, is captured.  The others are captured when they are
         started as a whole for the second time.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.products import quantize
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
@@ -58,7 +58,7 @@ class Recorder:
         """Bytes of the memory of intermediate results."""
         return self._narrow.n_bytes + self._wide.n_bytes
 
-    def slots_of(self, batch: Pass[Tensor]) -> Tensor:
+    def slots_of(self, batch: Batch[Tensor]) -> Tensor:
         """The slot of the sequence of each row, int32 [rows]."""
         if batch.sequences is not None:
             return batch.sequences

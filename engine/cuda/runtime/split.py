@@ -19,7 +19,7 @@ class PlanOperations(Protocol):
         """A copy of an array as a NumPy array, after all work started earlier has ended."""
 
 
-class SplitPass:
+class SplitPlan:
     """A pass whose inputs are in place.  A piece is one launch of a pass of many rows; any other pass is one piece.
 
     Steps may run between two pieces: intermediate results and inputs of passes of many rows have memory of their own.  Two of

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda import accept, sample
 from engine.cuda.permit import Masks
 from engine.cuda.runtime.compiler import Specialization
@@ -66,7 +66,7 @@ class GraphOperations(Protocol):
     def upload(self, array: np.ndarray) -> Tensor:
         """A copy of an array in the GPU's memory."""
 
-    def inputs(self) -> Pass[Tensor]:
+    def inputs(self) -> Batch[Tensor]:
         """Memory for the tokens, positions and slots of passes, in addition to ``tokens``, ``positions`` and
         ``sequences``."""
 
@@ -75,7 +75,7 @@ class GraphOperations(Protocol):
         forward: Forward[Tensor],
         rows: int,
         n_logits: int,
-        inputs: Pass[Tensor] | None = None,
+        inputs: Batch[Tensor] | None = None,
         mixed: bool = False,
     ) -> Plan:
         """A recorded pass."""

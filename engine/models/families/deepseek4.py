@@ -19,7 +19,7 @@ gives the experts of each token.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.arrays import Array, Matrix, Pass
+from engine.arrays import Array, Batch, Matrix
 from engine.limits import STREAMS
 from engine.models.architecture import Architecture
 from engine.models.base import Model
@@ -157,7 +157,7 @@ class Layer:
     network: Experts[Array, Matrix]
     norm_eps: float
 
-    def run(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> Array:
+    def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
         """Streams in, streams out, float32 [rows, 4 n_embd]."""
         weights = self.mixer_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
@@ -166,7 +166,7 @@ class Layer:
         n = ops.rms_norm(ops.collapse(x, weights), self.network_norm, self.norm_eps)
         return ops.expand(x, ops.experts(self.network, None, n, None, batch.tokens), weights)
 
-    def remember(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> None:
+    def remember(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> None:
         """Store the latents of the streams x, float32 [rows, 4 n_embd], in ``memory``."""
         weights = self.mixer_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
@@ -214,7 +214,7 @@ class DeepSeek4(Model):
         """The sum of the streams x [rows, 4 n_embd] before the output: float32 [rows, n_embd]."""
         return self.ops.collapse(x, self.output_streams.weights(self.ops, x))
 
-    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
+    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """One layer: streams in, streams out, float32 [rows, 4 n_embd]."""
         return self.layers[il].run(self.ops, x, self.memory(il), batch)
 

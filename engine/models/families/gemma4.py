@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.arrays import Array, Matrix, Pass, Value
+from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.config import AttentionConfig, DenseConfig, ExpertsConfig
@@ -199,7 +199,7 @@ class Gemma4(Gemma4Loader, Model):
             self.per_layer_model_proj = self.matrix("per_layer_model_proj.weight", width, c.n_embd)
             self.per_layer_proj_norm = self.vector("per_layer_proj_norm.weight", c.n_per_layer)
 
-    def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
+    def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
         """The pass, with the per-layer embeddings of its tokens if the model has them."""
         c, ops = self.config, self.ops
         if not c.n_per_layer:
@@ -209,7 +209,7 @@ class Gemma4(Gemma4Loader, Model):
         scale = float(np.float32(1.0 / np.sqrt(c.n_embd)))
         return replace(batch, per_layer=ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps))
 
-    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
+    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """One layer."""
         ops, c, layer = self.ops, self.config, self.layers[il]
         memory, table = self.memory(il), layer.table

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -453,14 +453,14 @@ def same_operations(
     def both(ops: Any, cache: LayerCache, heads: Heads, *arrays: Any) -> Any:
         q, k, v, places, angles = arrays
         ops.remember(
-            heads, k[:start], k[:start] if one else v[:start], cache, Pass(places[:start], places[:start]), angles
+            heads, k[:start], k[:start] if one else v[:start], cache, Batch(places[:start], places[:start]), angles
         )
         of_rows, now = slice(start, start + rows), places[start : start + rows]
         k, v = k[of_rows], v[of_rows]
-        found = [ops.attention(heads, q, k, k if one else v, cache, Pass(now, now), angles)]
+        found = [ops.attention(heads, q, k, k if one else v, cache, Batch(now, now), angles)]
         if not heads.gated:
             last = places[start : start + rows] if past == 0 else places[:rows]
-            found.append(ops.attend_past(heads, q, cache, Pass(places[-rows:], places[-rows:]), last, angles, past))
+            found.append(ops.attend_past(heads, q, cache, Batch(places[-rows:], places[-rows:]), last, angles, past))
         return found
 
     expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)
@@ -496,15 +496,15 @@ def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyP
         q, k, v = given[of]
         at = np.arange(n + 3, dtype=np.int32)
         if n:
-            stored = Pass(at[:n], at[:n], np.full(n, of, np.int32))
+            stored = Batch(at[:n], at[:n], np.full(n, of, np.int32))
             cpu.remember(heads, k[:n].copy(), v[:n].copy(), mine, stored, table)
             places = [gpu.upload(x) for x in (at[:n], np.full(n, slot, np.int32), k[:n], v[:n], table)]
 
             def remember(places: Any = places, theirs: Any = theirs) -> None:
-                gpu.remember(heads, places[2], places[3], theirs, Pass(places[0], *places[:2]), places[4])
+                gpu.remember(heads, places[2], places[3], theirs, Batch(places[0], *places[:2]), places[4])
 
             gpu.start(gpu.record(remember))
-        now = Pass(at[n : n + len(rows)], at[n : n + len(rows)], np.full(len(rows), of, np.int32))
+        now = Batch(at[n : n + len(rows)], at[n : n + len(rows)], np.full(len(rows), of, np.int32))
         of_rows = [x[n : n + len(rows)] for x in (q, k, v)]
         q_rows, k_rows, v_rows = of_rows
         expected.append(cpu.attention(heads, q_rows.copy(), k_rows.copy(), v_rows.copy(), mine, now, table))
@@ -514,7 +514,7 @@ def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyP
     # The second sequence again, as rows that fill a pass.
     arrays = [gpu.upload(np.concatenate([*parts, parts[1]])) for parts in found.values()]
     queries, keys, values, positions, sequences = arrays
-    angles, batch = gpu.upload(table), Pass(positions, positions, sequences, True)
+    angles, batch = gpu.upload(table), Batch(positions, positions, sequences, True)
 
     def work() -> Any:
         out = gpu.plain(gpu.attention(heads, queries, keys, values, theirs, batch, angles))

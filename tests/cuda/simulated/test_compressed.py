@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -33,16 +33,16 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(f32)
 
 
-def rows_of(*positions: int) -> Pass[np.ndarray]:
-    return Pass(np.zeros(len(positions), np.int32), np.array(positions, np.int32))
+def rows_of(*positions: int) -> Batch[np.ndarray]:
+    return Batch(np.zeros(len(positions), np.int32), np.array(positions, np.int32))
 
 
-def mixed_rows(*runs: tuple[int, int, int]) -> Pass[np.ndarray]:
+def mixed_rows(*runs: tuple[int, int, int]) -> Batch[np.ndarray]:
     """A pass of runs (slot, first position, number of rows)."""
     positions = [p for _, first, count in runs for p in range(first, first + count)]
     sequences = [slot for slot, _, count in runs for _ in range(count)]
     n = len(positions)
-    return Pass(np.zeros(n, np.int32), np.array(positions, np.int32), np.array(sequences, np.int32), True)
+    return Batch(np.zeros(n, np.int32), np.array(positions, np.int32), np.array(sequences, np.int32), True)
 
 
 def both(
@@ -70,9 +70,9 @@ def same_memory(gpu: backend.Backend, ours: CompressedLayer[Any], theirs: Compre
         same(gpu.download(on_device), array)
 
 
-def batch_of(gpu: backend.Backend, batch: Pass[np.ndarray]) -> Pass[Any]:
+def batch_of(gpu: backend.Backend, batch: Batch[np.ndarray]) -> Batch[Any]:
     sequences = None if batch.sequences is None else gpu.upload(batch.sequences)
-    return Pass(gpu.upload(batch.tokens), gpu.upload(batch.positions), sequences, batch.mixed)
+    return Batch(gpu.upload(batch.tokens), gpu.upload(batch.positions), sequences, batch.mixed)
 
 
 @pytest.mark.parametrize("rounds", [1, 20])
@@ -272,7 +272,7 @@ def test_rows_of_several_sequences(gpu: backend.Backend, types: Types, monkeypat
     on_device = [Compressor(ratio, 2, gpu.upload(ape), gpu.upload(norm), 1e-6) for ape, norm in given]
     angles, c = gpu.upload(table), gpu.upload(sinks)
 
-    def run_gpu(layer: Any, batch: Pass[np.ndarray], x: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def run_gpu(layer: Any, batch: Batch[np.ndarray], x: dict[str, np.ndarray]) -> list[np.ndarray]:
         rows, inputs = batch_of(gpu, batch), {name: gpu.upload(array) for name, array in x.items()}
         return computed(gpu, lambda: layer_pass(gpu, layer, on_device, inputs, rows, angles, c, []))
 

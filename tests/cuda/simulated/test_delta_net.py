@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -104,7 +104,7 @@ def agree(
         x, alpha, beta = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, n_v, n_v))
         # One that softplus returns unchanged, and one whose exponential vanishes beside 1.
         alpha[0, 0], alpha[-1, -1] = 25.0, -40.0
-        expected = cpu.delta_net(net, x, [alpha, beta], memory, Pass(positions, positions, sequences))
+        expected = cpu.delta_net(net, x, [alpha, beta], memory, Batch(positions, positions, sequences))
         out = np.full((rows, n_v * d), np.nan, F)
         most = 1 if rows == 1 else -(-rows // 8) * 8
         numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
@@ -198,12 +198,12 @@ def test_rows_of_several_sequences(gpu: backend.Backend, runs: list[tuple[int, i
     expected, first = [], 0
     for _, _, rows in runs:
         part = slice(first, first + rows)
-        batch = Pass(positions[part], positions[part], sequences[part])
+        batch = Batch(positions[part], positions[part], sequences[part])
         expected.append(cpu.delta_net(net, x[part], [gates[part]], memory, batch))
         first += rows
     places, slots = gpu.upload(positions[copied]), gpu.upload(sequences[copied])
     inputs, given = gpu.upload(x[copied]), [gpu.upload(gates[copied])]
-    mixed = Pass(places, places, slots, True)
+    mixed = Batch(places, places, slots, True)
     ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, mixed))
     assert ours.tobytes() == np.concatenate(expected)[copied].tobytes() and np.isfinite(ours).all()
     # Before position 0 the state is 0; the CPU writes that down, the GPU does not.
@@ -243,8 +243,8 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     # From two matrices, or from one.
     gates = [alpha, beta] if apart else [np.concatenate([alpha, beta], axis=1)]
     given = [gpu.upload(gate) for gate in gates]
-    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, Pass(places, places)))
-    assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, Pass(positions, positions)).tobytes()
+    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, Batch(places, places)))
+    assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, Batch(positions, positions)).tobytes()
     same(memory, copy(device_memory, gpu.download), 5, 8)
 
 
@@ -275,11 +275,11 @@ def test_wide_passes_are_single_steps(
         x, gates = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, 2 * net.n_v))
         gates[0, 0], gates[-1, -1] = 25.0, -40.0
         sequences = np.full(rows, slot, np.int32)
-        batch = Pass(positions, positions, sequences)
+        batch = Batch(positions, positions, sequences)
         each = [slice(t, t + 1) for t in range(rows)]
         law = [cpu.delta_net(net, x[row], [gates[row]], memory, batch.part(row)) for row in each]
         inputs, places, given = gpu.upload(x), gpu.upload(positions), [gpu.upload(gates)]
-        of_gpu = Pass(places, places, gpu.upload(sequences))
+        of_gpu = Batch(places, places, gpu.upload(sequences))
         ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, of_gpu))
         assert ours.tobytes() == np.concatenate(law).tobytes()
         same(memory, copy(device_memory, gpu.download), start, start + rows, slot)
@@ -319,7 +319,13 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
         np.arange(first, first + rows, dtype=np.int32)
     ]
     x, gates, positions = (Pair(array, gpu.upload(array)) for array in arrays)
-    given = join(net, replace(net, **vectors)), x, [gates], join(memory, device_memory), Pass[Any](positions, positions)
+    given = (
+        join(net, replace(net, **vectors)),
+        x,
+        [gates],
+        join(memory, device_memory),
+        Batch[Any](positions, positions),
+    )
     if kernel:
         with pytest.raises(Difference, match=f"the kernel {kernel}.* differs in the same way") as caught:
             both.delta_net(*given)

@@ -12,7 +12,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.latent import LatentCache, LatentShape
 from engine.cache.types import CHUNK, GROUP, Types, cache_type
 from engine.cpu import latent_attention as mirror
@@ -210,7 +210,7 @@ def test_queries_and_rows(kind: str, scaled: bool) -> None:
     mine, theirs = (layer_of(LatentShape(rank + n_rope), 3 * CHUNK, 2, types, np.zeros, n_sequences=3) for _ in "ab")
     slots = np.array([2, 0], np.int32)
     latent: Latent[Any, Any] = Latent(n_head, 0, n_rope, rank, 0, 1.0, 1e-6, norm, None, None, table)
-    cpu.remember_latent(latent, c, k, mine, Pass(at, at, slots, True))
+    cpu.remember_latent(latent, c, k, mine, Batch(at, at, slots, True))
     parts = [q, cpu.rope(r.copy(), at, table, False)]
     if scaled:
         parts = [part * factors[at][:, None, None] for part in parts]
@@ -222,7 +222,7 @@ def test_queries_and_rows(kind: str, scaled: bool) -> None:
     same(query, np.concatenate(parts, axis=2))
     same(theirs.rows, mine.rows)
     # Not mixed: the slot of the first row is that of all.
-    cpu.remember_latent(latent, c, k, mine, Pass(at, at, np.full(rows, 2, np.int32)))
+    cpu.remember_latent(latent, c, k, mine, Batch(at, at, np.full(rows, 2, np.int32)))
     run(kernel, (n_head + 1, rows), 32, [*given, 3, 0, query, latents])
     same(theirs.rows, mine.rows)
 
@@ -279,16 +279,16 @@ def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, ro
         widths = 64, 2 * rope, 32, rope
         x = [rng.standard_normal((count, n)).astype(F) for n in widths]
         at = np.arange(first, first + count, dtype=np.int32)
-        expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Pass(at, at))
-        batch, y = Pass(gpu.upload(at), gpu.upload(at)), [gpu.upload(part) for part in x]
+        expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Batch(at, at))
+        batch, y = Batch(gpu.upload(at), gpu.upload(at)), [gpu.upload(part) for part in x]
         (found,) = computed(gpu, partial(gpu.latent_attention, theirs, y[0], y[1], y[2], y[3], caches[1], batch))
         same(found, expected)
         same(gpu.download(caches[1].rows), caches[0].rows)
         first += count
     at = np.array([first], np.int32)
     c, k = (rng.standard_normal((1, n)).astype(F) for n in (32, rope))
-    cpu.remember_latent(mine, c, k, caches[0], Pass(at, at))
-    batch = Pass(gpu.upload(at), gpu.upload(at))
+    cpu.remember_latent(mine, c, k, caches[0], Batch(at, at))
+    batch = Batch(gpu.upload(at), gpu.upload(at))
     store = partial(gpu.remember_latent, theirs, gpu.upload(c), gpu.upload(k), caches[1], batch)
     gpu.start(gpu.record(store))
     same(gpu.download(caches[1].rows), caches[0].rows)
@@ -307,13 +307,13 @@ def test_operations_on_rows_of_several_sequences(gpu: backend.Backend) -> None:
     x = [rng.standard_normal((5, n)).astype(F) for n in (64, 2 * rope, 32, rope)]
     for part in x:
         part[4] = part[0]
-    expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Pass(at, at, slots, True))
-    p, batch = [gpu.upload(part) for part in x], Pass(gpu.upload(at), gpu.upload(at), gpu.upload(slots), True)
+    expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Batch(at, at, slots, True))
+    p, batch = [gpu.upload(part) for part in x], Batch(gpu.upload(at), gpu.upload(at), gpu.upload(slots), True)
     (found,) = computed(gpu, lambda: gpu.latent_attention(theirs, p[0], p[1], p[2], p[3], caches[1], batch))
     same(found, expected)
     for rows in (slice(2), slice(2, 3), slice(3, 4)):
         q, r, c, k = (part[rows].copy() for part in x)
-        own = cpu.latent_attention(mine, q, r, c, k, alone, Pass(at[rows], at[rows], slots[rows]))
+        own = cpu.latent_attention(mine, q, r, c, k, alone, Batch(at[rows], at[rows], slots[rows]))
         same(own, expected[rows])
     same(expected[4], expected[0])
     same(gpu.download(caches[1].rows), caches[0].rows)

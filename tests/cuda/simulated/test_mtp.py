@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -23,7 +23,7 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     before, x, e = activations(length, n)[None], activations(rows, n), activations(rows, n)[::-1].copy()
     norms = activations(2, n)
     ring = before.copy()
-    cpu.keep_rows(ring, x, Pass(positions, positions))
+    cpu.keep_rows(ring, x, Batch(positions, positions))
     expected = before.copy()
     for t, position in enumerate(positions):
         expected[0, position % length] = x[t]
@@ -33,12 +33,12 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     a, b, weights = gpu.upload(x), gpu.upload(e), [gpu.upload(norm) for norm in norms]
 
     def both() -> Tensor:
-        gpu.keep_rows(on_device, a, Pass(p, p))
-        return gpu.mtp_input(b, weights[0], on_device, weights[1], Pass(p, p), 1e-6)
+        gpu.keep_rows(on_device, a, Batch(p, p))
+        return gpu.mtp_input(b, weights[0], on_device, weights[1], Batch(p, p), 1e-6)
 
     (ours,) = computed(gpu, both)
     same(gpu.download(on_device), ring)
-    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], Pass(positions, positions), 1e-6)
+    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], Batch(positions, positions), 1e-6)
     same(ours, theirs)
     # Each half is a normalization of its own.
     h = np.stack([ring[0, (p - 1) % length] if p else np.zeros(n, F) for p in positions])
@@ -50,8 +50,8 @@ def test_a_row_beside_the_one_before(gpu: backend.Backend, rows: int, first: int
     e, ring = activations(rows, 40), activations(5, 24)[None]
     positions = np.arange(first, first + rows, dtype=np.int32)
     a, b, p = (gpu.upload(x) for x in (e, ring, positions))
-    (ours,) = computed(gpu, lambda: gpu.beside(a, b, Pass(p, p)))
-    theirs = cpu.beside(e, ring, Pass(positions, positions))
+    (ours,) = computed(gpu, lambda: gpu.beside(a, b, Batch(p, p)))
+    theirs = cpu.beside(e, ring, Batch(positions, positions))
     same(ours, theirs)
     same(theirs, np.hstack([e, ring[0][[(p - 1) % 5 for p in positions]]]))
 
@@ -67,20 +67,20 @@ def test_rows_of_several_sequences(gpu: backend.Backend, length: int) -> None:
     x, e, norms = activations(7, n), activations(7, n)[::-1].copy(), activations(2, n)
     x[6], e[6] = x[0], e[0]
     before = activations(3 * length, n).reshape(3, length, n)
-    ring, batch = before.copy(), Pass(at, at, slots, True)
+    ring, batch = before.copy(), Batch(at, at, slots, True)
     cpu.keep_rows(ring, x, batch)
     inputs, both = cpu.mtp_input(e, norms[0], ring, norms[1], batch, 1e-6), cpu.beside(e, ring, batch)
     alone, start = before.copy(), 0
     for _, _, count in runs:
         rows = slice(start, start + count)
-        own = Pass(at[rows], at[rows], slots[rows])
+        own = Batch(at[rows], at[rows], slots[rows])
         cpu.keep_rows(alone, x[rows], own)
         same(inputs[rows], cpu.mtp_input(e[rows], norms[0], alone, norms[1], own, 1e-6))
         same(both[rows], cpu.beside(e[rows], alone, own))
         start += count
     same(ring, alone)
 
-    on_device, p = gpu.upload(before), Pass(gpu.upload(at), gpu.upload(at), gpu.upload(slots), True)
+    on_device, p = gpu.upload(before), Batch(gpu.upload(at), gpu.upload(at), gpu.upload(slots), True)
     a, b, weights = gpu.upload(x), gpu.upload(e), [gpu.upload(norm) for norm in norms]
 
     def all_of_them() -> list[Tensor]:
@@ -98,11 +98,11 @@ def test_rows_of_a_sequence_in_another_slot(gpu: backend.Backend, count: int) ->
     """In a pass of one sequence, only the slot of the first row is read."""
     at, slots, n = np.arange(2, 2 + count, dtype=np.int32), np.full(count, 1, np.int32), 24
     x, norms, before = activations(count, n), activations(2, n), activations(4, n).reshape(2, 2, n)
-    ring, batch = before.copy(), Pass(at, at, slots)
+    ring, batch = before.copy(), Batch(at, at, slots)
     cpu.keep_rows(ring, x, batch)
     expected = cpu.mtp_input(x, norms[0], ring, norms[1], batch, 1e-6), cpu.beside(x, ring, batch)
     slots[1:] = 99
-    on_device, p = gpu.upload(before), Pass(gpu.upload(at), gpu.upload(at), gpu.upload(slots))
+    on_device, p = gpu.upload(before), Batch(gpu.upload(at), gpu.upload(at), gpu.upload(slots))
     a, weights = gpu.upload(x), [gpu.upload(norm) for norm in norms]
 
     def all_of_them() -> list[Tensor]:
@@ -124,6 +124,6 @@ def test_a_plain_value(gpu: backend.Backend) -> None:
     # The value to keep need not have been computed before.
     ring, positions = gpu.upload(np.zeros((1, 4, 24), F)), np.array([2, 3], np.int32)
     p = gpu.upload(positions)
-    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), Pass(p, p)))
+    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), Batch(p, p)))
     gpu.start(plan)
     same(gpu.download(ring)[0, 2:], cpu.rms_norm(x, norm, 1e-6))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda import backend
 from engine.cuda.runtime.pool import LARGE
 from tests.cuda.simulated.device import SimulatedDevice
@@ -42,7 +42,7 @@ class Forward:
 def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
     """Runs a pass and checks its result."""
     tokens, positions = np.arange(rows, dtype=F), np.arange(10, 10 + rows, dtype=F)
-    found = ops.run(forward, Pass(tokens, positions), n_logits)
+    found = ops.run(forward, Batch(tokens, positions), n_logits)
     assert (found is None) == (n_logits == 0)
     if n_logits:
         assert found.tolist() == (tokens + positions)[-n_logits:].tolist()
@@ -68,7 +68,7 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
     wide = list(range(20, 29))
     for rows in (1, 2, 32, *wide, 20, 21, 1, 2, 32):
         read(ops, forward, rows)
-        assert ops.run(forward, Pass(np.zeros(rows, F), np.zeros(rows, F)), 0) is None
+        assert ops.run(forward, Batch(np.zeros(rows, F), np.zeros(rows, F)), 0) is None
     # One recording of many rows serves passes with logits and without; the passes of steps, and of powers of two, stay.
     assert [key[1] for key in ops.plans.latest] == [*wide[-2:], 20, 21]
     assert forward.recorded == [1, 1, 2, 2, 32, *wide, 20, 21]
@@ -85,10 +85,10 @@ class Sums(Forward):
             x = self.ops.add(x, batch.positions)
         return x[slice(batch.rows - n_logits, batch.rows)] if n_logits else None
 
-    def given(self, rows: int) -> tuple[Pass[np.ndarray], list[float]]:
+    def given(self, rows: int) -> tuple[Batch[np.ndarray], list[float]]:
         """Random inputs, and the result of each row."""
         tokens, positions = np.random.default_rng(rows).integers(0, 100, (2, rows)).astype(F)
-        return Pass(tokens, positions), (tokens + self.count * positions).tolist()
+        return Batch(tokens, positions), (tokens + self.count * positions).tolist()
 
 
 def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:

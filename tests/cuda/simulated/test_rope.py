@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -68,7 +68,7 @@ def agree(
         getattr(mine, name)[...] = getattr(cache, name)
     slots = np.array([1, 1, 0] if mixed else [1, 1, 1], np.int32)
     given_slots = slots if mixed else np.array([1, 77, 77], np.int32)
-    batch = Pass(POSITIONS, POSITIONS, slots, mixed)
+    batch = Batch(POSITIONS, POSITIONS, slots, mixed)
 
     heads: Heads[np.ndarray] = Heads(
         n_head, n_head_kv, d_k, d_v, neox, float(SCALE), float(EPS), gated=gated, v_normed=v_normed

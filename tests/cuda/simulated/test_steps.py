@@ -14,7 +14,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.arrays import Pass
+from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cache.types import F16
@@ -87,7 +87,7 @@ class Table:
         sequence, n = self.sequences[slot], self.sequences[slot].length
         sequence.claim(n, 1)
         ids, positions, slots = (np.array([number], np.int32) for number in (token, n, slot))
-        self.ops.run(self.compute, Pass(ids, positions, slots), 0)
+        self.ops.run(self.compute, Batch(ids, positions, slots), 0)
         sequence.commit([token])
 
     def remembers(self, sequence: TokenSequence) -> bool:
