@@ -3,30 +3,21 @@
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import entry
 from engine.cli.entry import EXIT_INTERRUPTED
 from engine.cli.flags import check, generation_options, parser
 from engine.cli.grammars import grammar
-from engine.cli.model_flags import load_options
 from engine.cli.prompt import read_prompt
-from engine.cli.sampling import given, origins, with_file
-from engine.cli.shared import about, check_gpu_layers
-from engine.errors import UsageError
+from engine.cli.shared import about
 
 if TYPE_CHECKING:
     from engine.cli.answer import Answer
-    from engine.llm import LLM
+    from engine.cli.opened import Opened
     from engine.speculative.statistics import Statistics
-    from engine.text.template.chat import ChatTemplate
-
-BARE_STOP = "\n\n\n"
-"""The default end of a bare text: two blank lines, which separate functions in Python and hardly occur in prose."""
-
-BARE_TOKENS = 256
-"""The most tokens by which a bare text is continued, by default."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
@@ -39,8 +30,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Does what the flags request, from loading the model to the report; raises EngineError."""
-    import engine
-
     if about(args):
         return 0
     prompt, options = read_prompt(args), generation_options(args)
@@ -48,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
     if (restricted := grammar(args)) is not None:
         options["grammar"] = restricted
 
-    from engine.cli.answer import Answer, answer
+    from engine.cli.answer import answer
     from engine.cli.first_model import conversation_model
+    from engine.cli.opened import open_model
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
-    from engine.devices import why_no_gpu
     from engine.hub.resolve import resolve
 
     fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
@@ -62,61 +51,39 @@ def run(args: argparse.Namespace) -> int:
         if name is None and (args.cnv or prompt is None):
             name = conversation_model(report)
         path = resolve(name, report.progress)
-        check_gpu_layers(args, path)
         drafts = args.draft_model and not args.no_spec
-        llm = engine.load(
-            path,
-            draft_model=resolve(args.draft_model, report.progress) if drafts else None,
-            **load_options(args),
-            progress=report.progress,
-        )
-        report.started(llm)
-        for warning in llm.warnings:
-            report.line(f"note: {warning}")
-        if args.verbose and args.device == "auto" and not llm.model.ops.gpu_name:
-            report.detail(f"auto selects the CPU: {why_no_gpu()}")
-        template = choose_template(args, llm)
-        if not args.no_warmup:
-            llm.compile(report.progress)
-        report.device(llm)
-        options = with_file(options, given(args), llm.sampling)
-        sampling = origins(given(args), llm.sampling)
-        if recommended := [f"{name} {options[name]}" for name, origin in sampling.items() if origin == "file"]:
-            report.line(f"sampling as the file recommends: {', '.join(recommended)}")
-        used = ", ".join(f"{name} {options[name]} ({origin})" for name, origin in sampling.items())
-        report.detail(f"{llm.path}; sampling: {used}, seed {options['seed']}")
-
-        open_ended = args.predict is None and not args.stop and not args.ignore_eos
-        limited = template is None and open_ended and restricted is None
-        if limited:
-            options |= {"stop": [BARE_STOP], "max_tokens": BARE_TOKENS}
-
-        prose = template is not None and restricted is None  # else a line break would change what is copied
-
-        def ask(asked: Sequence[int] | str, settings: Mapping[str, Any]) -> Answer:
-            return answer(llm, asked, settings, report, echo=asked if isinstance(asked, str) else "", prose=prose)
-
+        draft_model = resolve(args.draft_model, report.progress) if drafts else None
+        opened = open_model(args, path, options, report, draft_model=draft_model)
         if prompt is None or args.cnv:
             from engine.cli.chat import chat  # here: a single answer needs none of it
 
-            return chat(llm, template, ask, report, options, system=args.system, first=prompt)
+            def open_other(path: Path) -> "Opened":
+                return open_model(args, path, options, report, other=True)
+
+            return chat(opened, report, open_other, system=args.system, first=prompt)
+        llm, template = opened.llm, opened.template
         ids: Sequence[int] | str = prompt
         if template is not None:
             system = [{"role": "system", "content": args.system}] if args.system is not None else []
             messages = [*system, {"role": "user", "content": prompt}]
             report.detail(f"prompt as rendered by the template: {template.render(messages)!r}")
             ids = template.encode(messages)
-        reply = answer(llm, ids, options, report, show=not args.json, echo="" if template else prompt, prose=prose)
+        prose = template is not None and restricted is None  # else a line break would change what is copied
+        echo = "" if template else prompt
+        reply = answer(llm, ids, opened.options, report, show=not args.json, echo=echo, prose=prose)
         if args.json:
-            print(json.dumps(as_object(llm, prompt, reply, options, sampling), ensure_ascii=False))
+            print(json.dumps(as_object(opened, prompt, reply), ensure_ascii=False))
         elif args.logprobs:
             report.logprobs(reply.generation)
-        report.finished(llm, reply.generation, ending=ending(llm, reply, options, limited))
+        report.finished(llm, reply.generation, ending=ending(opened, reply))
         return EXIT_INTERRUPTED if reply.interrupted else 0
 
 
-def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) -> str:
-    """Why an answer ended, and what would have let it continue; ``limited``: by the default limits of a bare text."""
+def ending(opened: "Opened", reply: "Answer") -> str:
+    """Why an answer ended, and what would have let it continue."""
+    from engine.cli.opened import BARE_STOP, BARE_TOKENS
+
+    llm, options, limited = opened.llm, opened.options, opened.limited
     generation, reason = reply.generation, reply.reason
     why = ""
     if reason == "length" and len(generation.prompt_ids) + len(generation.ids) >= llm.n_ctx:
@@ -129,32 +96,16 @@ def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) 
     return f"{reason}  ({why}; {how})" if why else f"{reason}  ({how})"
 
 
-def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | None":
-    """The chat template to use; None to continue bare text. Raises UsageError if a flag needs one."""
-    if args.no_cnv:
-        return None
-    if args.chat_template is not None:
-        from engine.text.template.chat import ChatTemplate
-
-        return ChatTemplate.load(args.chat_template, llm.tokenizer)
-    if llm.chat_template is None and args.system is not None:
-        raise UsageError("--sys needs a chat template and this model has none: give one with --chat-template")
-    return llm.chat_template
-
-
-def as_object(
-    llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any], sampling: Mapping[str, str]
-) -> dict[str, Any]:
+def as_object(opened: "Opened", prompt: str, reply: "Answer") -> dict[str, Any]:
     """The object that --json prints; rates that were not measured and infinite log-probabilities are null.
 
-    sampling: where the parameters of sampling come from.
     Everything but the timings is the same on every device.
     """
     from engine.cli.report import peak_memory
     from engine.models.traffic import bytes_per_second
     from engine.version import ARITHMETIC
 
-    ops = llm.model.ops
+    llm, options, ops = opened.llm, opened.options, opened.llm.model.ops
     memory = ops.device_memory()
     generation, t = reply.generation, reply.generation.timings
     result: dict[str, Any] = {
@@ -165,7 +116,7 @@ def as_object(
         "text": generation.text,
         "finish_reason": reply.reason,
         "seed": options["seed"],
-        "sampling": {name: {"value": options[name], "from": origin} for name, origin in sampling.items()},
+        "sampling": {name: {"value": options[name], "from": origin} for name, origin in opened.sampling.items()},
         "arithmetic": ARITHMETIC,
     }
     if options["logprobs"]:

@@ -148,6 +148,9 @@ class FakeLLM:
         self.options = options | {"n_ctx": n_ctx}
         self.config = SimpleNamespace(name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096, n_layer=0)
         self.chat_template: FakeTemplate | None = FakeTemplate() if os.environ.get("FAKE_TEMPLATE") else None
+        # Each file has tokens of its own.
+        self.tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(tokens=[path.name]))
+        self.closed = False
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
         self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
         self.n_threads = self.model.ops.n_threads
@@ -174,6 +177,9 @@ class FakeLLM:
                 progress("compile", i, 4)
         self.compiled = True
         return 0.5
+
+    def close(self) -> None:
+        self.closed = True
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
         return [ord(c) for c in text]

@@ -1,46 +1,38 @@
 """A chat: messages and commands, one after another, until the user leaves."""
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
 
 from engine.cli import commands
 from engine.cli.lines import Lines, Reader
+from engine.cli.opened import Opened
 from engine.cli.report import Report
-from engine.cli.session import Ask, Session
-from engine.cli.settings import Settings
+from engine.cli.session import Session
 from engine.errors import EngineError
-
-if TYPE_CHECKING:
-    from engine.llm import LLM
-    from engine.text.template.chat import ChatTemplate
 
 INTERRUPTED = 130
 
 
 def chat(
-    llm: "LLM",
-    template: "ChatTemplate | None",
-    ask: Ask,
+    opened: Opened,
     report: Report,
-    options: Mapping[str, Any],
+    open_model: Callable[[Path], Opened],
     *,
     system: str | None = None,
     first: str | None = None,
 ) -> int:
     """Runs a chat until /quit, the end of stdin, or Ctrl-C twice at the prompt, and returns the exit status.
 
-    template: None to continue each text as it is. ask: answers token ids, or a bare text if there is no template, with the
-    given keyword arguments of ``LLM.generate``, and shows the answer. options: the initial arguments, which commands
-    change. system: the system prompt. first: the first message, never a command.
+    opened: the model that answers first. open_model: opens another one. system: the system prompt. first: the first
+    message, never a command.
 
     An error caused by a message (too long, rejected by the template) is printed as one sentence, and the message is removed
     from the conversation; on a terminal it can then be edited.
     """
     reader = open_reader(report)
-    session = Session(llm, template, ask, report, reader, Settings(options), system)
-    if template is None:
-        report.line("this model has no chat template: each text you enter is continued by itself, as it is")
+    session = Session(opened, report, reader, open_model, system)
+    session.explain()
     if reader.interactive:
         report.line("/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat")
     with reader.away():

@@ -11,7 +11,9 @@ from engine.cli.parser import listed
 from engine.cli.report import name_of
 from engine.cli.session import Session
 from engine.cli.texts import read_text
-from engine.errors import UsageError
+from engine.errors import ContextError, DeviceError, UsageError
+from engine.hub.catalog import CATALOG, Model, is_present
+from engine.hub.resolve import resolve
 
 KEYS = """\
 Enter sends the message; Alt-Enter begins a new line, and so does Enter after \\ or within triple quotes.
@@ -74,6 +76,8 @@ def completions(text: str) -> Iterator[tuple[str, str, str]]:
     """Completions of the beginning of a command: the part to replace, its replacement, and its meaning."""
     if match := re.fullmatch(r"/([a-z]*)", text):
         yield from ((match[1], name, each.meaning) for name, each in COMMANDS.items() if name.startswith(match[1]))
+    elif match := re.fullmatch(r"/model\s+(\S*)", text):
+        yield from ((match[1], name, _about(model)) for name, model in CATALOG.items() if name.startswith(match[1]))
     elif match := re.fullmatch(r"/set\s+([\w-]*)", text):
         names = {name: settings.meaning(name) for name in settings.actions()} | {"system": COMMANDS["system"].meaning}
         yield from ((match[1], name, what) for name, what in names.items() if name.startswith(match[1]))
@@ -202,6 +206,30 @@ def _read(session: Session, argument: str) -> None:
     session.report.line(f"the text of {path} ({count} tokens) comes before your next message; /clear forgets it")
 
 
+def _model(session: Session, argument: str) -> None:
+    llm, report = session.llm, session.report
+    if not argument:
+        report.line(f"{name_of(llm)}  {llm.path}, context {llm.n_ctx} tokens")
+        return
+    path = resolve(argument, report.progress)
+    if path.samefile(llm.path):
+        raise UsageError(f"{argument} is the model that is open")
+    try:
+        session.open(path)
+    except (ContextError, DeviceError, MemoryError) as error:
+        why = str(error).rstrip(".") or "not enough memory"
+        raise UsageError(
+            f"{why} ({name_of(llm)} stays open and uses memory, too: to open only {argument}, end the chat and give -m)"
+        ) from error
+    count = len(session.conversation.messages)
+    if session.template is not None and count:
+        report.line(f"the {count} messages of the conversation will be read again with your next message")
+
+
+def _about(model: Model) -> str:
+    return f"{model.description}" + ("" if is_present(model) else f", a download of {model.n_bytes / 1e6:.0f} MB")
+
+
 def _show(session: Session, argument: str) -> None:
     session.report.started(session.llm)
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -224,6 +252,7 @@ COMMANDS = {
     "clear": Command("", "forget the conversation, but not the system prompt", _clear, True),
     "tokens": Command("", "count the tokens of the context and of each message", _tokens, True),
     "read": Command("FILE", "put the text of a file before the next message", _read, True),
+    "model": Command("[NAME]", "show which model is open, or open another one and keep the conversation", _model),
     "show": Command("", "show the model, sampling, the system prompt and the use of the context", _show),
     "save": Command("[FILE]", "write the conversation and the settings to a JSON file", _save, True),
     "load": Command("FILE", "continue a saved conversation", _load, True),

@@ -38,6 +38,10 @@ class Conversation:
     def replace(self, system: str | None, turns: list[Message]) -> None:
         """Replaces the whole conversation."""
         self.system, self.turns = system, turns
+        self.forget_ids()
+
+    def forget_ids(self) -> None:
+        """Forgets the token ids of prompts and answers, but not the messages, because another model reads them."""
         self._asked, self._text, self._ids, self._ends = "", "", [], []
 
     def add(self, role: str, content: str) -> None:

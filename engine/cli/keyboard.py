@@ -1,5 +1,6 @@
 """Reading messages from a keyboard: editing, history, completion, and what is typed while an answer is written."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -148,12 +149,16 @@ class CommandCompleter(Completer):
     def __init__(self, completions: Completions) -> None:
         self._completions = completions
         self._paths = PathCompleter(expanduser=True)
+        self._models = PathCompleter(
+            expanduser=True, file_filter=lambda path: os.path.isdir(path) or path.lower().endswith(".gguf")
+        )
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
         """The completions of the text before the cursor; none for a message."""
         text = document.text_before_cursor
-        if text.startswith(("/save ", "/load ", "/read ")):
-            yield from self._paths.get_completions(Document(text[len("/save ") :].lstrip()), event)
+        if text.startswith(("/save ", "/load ", "/read ", "/model ")):
+            paths = self._models if text.startswith("/model ") else self._paths
+            yield from paths.get_completions(Document(text.partition(" ")[2].lstrip()), event)
         for part, whole, meaning in self._completions(text):
             yield Completion(whole, -len(part), display_meta=meaning)
 

@@ -1,14 +1,16 @@
-"""What a chat does with a model: send a message, generate another answer, undo, make room in a full context."""
+"""What a chat does with a model: send a message, generate another answer, undo, make room in a full context, change the
+model."""
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.answer import Answer
+from engine.cli.answer import Answer, answer
 from engine.cli.conversation import Conversation
 from engine.cli.lines import Reader
+from engine.cli.opened import Opened
 from engine.cli.report import Report
 from engine.cli.settings import Settings
 from engine.errors import ContextError, EngineError, UsageError
@@ -17,40 +19,81 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.text.template.chat import ChatTemplate
 
-Ask = Callable[[Sequence[int] | str, Mapping[str, Any]], Answer]
-"""Answers token ids, or a bare text, with the keyword arguments of ``LLM.generate``, and shows the answer."""
-
 
 class Session:
     """A model, its settings, and the conversation with it.
 
-    Without a template, the model continues bare texts that have nothing to do with each other: a conversation holds only the
-    latest one. ``draft`` is the text that the next prompt begins with, to be edited; ``file`` is the file of the
-    conversation, and ``files`` are those that this session may overwrite, because it has written or loaded them.
+    Without a template, the model continues bare texts that have nothing to do with each other: that conversation holds only
+    the latest one, and the one with templates waits. ``draft`` is the text that the next prompt begins with, to be edited;
+    ``file`` is the file of the conversation, and ``files`` are those that this session may overwrite, because it has written
+    or loaded them.
     """
 
     def __init__(
         self,
-        llm: "LLM",
-        template: "ChatTemplate | None",
-        ask: Ask,
+        opened: Opened,
         report: Report,
         reader: Reader,
-        settings: Settings,
+        open_model: Callable[[Path], Opened],
         system: str | None = None,
     ) -> None:
-        self.llm = llm
-        self.template = template
         self.report = report
-        self.settings = settings
-        self.conversation = Conversation(system)
+        self.settings = Settings(opened.options)
         self.draft = ""
         #: Texts of files that come before the next message.
         self.attached: list[str] = []
         self.file: Path | None = None
         self.files: set[Path] = set()
-        self._ask = ask
         self.reader = reader
+        self._opened = opened
+        self._open_model = open_model
+        self._messages, self._bare = Conversation(system), Conversation()
+
+    @property
+    def llm(self) -> "LLM":
+        """The model that answers."""
+        return self._opened.llm
+
+    @property
+    def template(self) -> "ChatTemplate | None":
+        """Its chat template; None to continue each text as it is."""
+        return self._opened.template
+
+    @property
+    def conversation(self) -> Conversation:
+        """The messages and answers."""
+        return self._bare if self.template is None else self._messages
+
+    def explain(self) -> None:
+        """Says what happens to texts if there is no template."""
+        if self.template is None:
+            self.report.line(
+                "this model has no chat template: each text you enter is continued by itself, as it is"
+                + ("; the conversation waits for a model that has one" if self._messages.turns else "")
+            )
+
+    def open(self, path: Path) -> None:
+        """Replaces the model by the one at ``path``.
+
+        The messages stay and are read again. So do the settings that the user has changed, except biases of tokens if the
+        vocabulary is another one. If the new model cannot be opened, raises EngineError, MemoryError or KeyboardInterrupt,
+        and nothing has changed.
+        """
+        old, opened = self._opened, self._open_model(path)
+        try:
+            before, after = Settings(old.options).options, Settings(opened.options).options
+            changed = {name: value for name, value in self.settings.options.items() if value != before[name]}
+            settings = Settings(after | changed)
+            if settings["logit_bias"] and _tokens(old.llm) != _tokens(opened.llm):
+                settings = Settings(settings.options | {"logit_bias": {}})
+                self.report.line("note: logit_bias was emptied, because the tokens of this model have other numbers")
+        except BaseException:
+            opened.llm.close()
+            raise
+        self._opened, self.settings = opened, settings
+        self._messages.forget_ids()
+        old.llm.close()
+        self.explain()
 
     def send(self, message: str) -> None:
         """Adds a message and its answer. If there is no answer, removes the message and raises EngineError, or
@@ -58,13 +101,15 @@ class Session:
         conversation = self.conversation
         if self.template is None:
             conversation.clear()
-        conversation.add("user", "\n\n".join([*self.attached, message]))
+            conversation.add("user", message)
+        else:
+            conversation.add("user", "\n\n".join([*self.attached, message]))
         try:
             self._answer()
         finally:
             if conversation.turns[-1]["role"] == "user":
                 conversation.turns.pop()
-            else:
+            elif self.template is not None:
                 self.attached.clear()
 
     def regenerate(self) -> None:
@@ -99,7 +144,7 @@ class Session:
         conversation = self.conversation
         while True:
             try:
-                reply = self._ask(self._prompt(), self.settings.options)
+                reply = self._ask(self._prompt())
                 break
             except ContextError as error:
                 # If the context stays full whatever is dropped, this raises an error and ends the loop.
@@ -116,12 +161,21 @@ class Session:
             begun = conversation.turns.pop()["content"]
             prompt = self._prompt() + ids
             try:
-                reply = self._ask(prompt, self.settings.options)
+                reply = self._ask(prompt)
             except BaseException:
                 conversation.add("assistant", begun)
                 raise
             ids += reply.generation.ids
             self._record(reply, begun)
+
+    def _ask(self, prompt: Sequence[int] | str) -> Answer:
+        """Answers token ids, or a bare text, and shows the answer."""
+        options = self.settings.options
+        prose = (
+            self.template is not None and options.get("grammar") is None
+        )  # else breaking lines would change the text
+        echo = prompt if isinstance(prompt, str) else ""
+        return answer(self.llm, prompt, options, self.report, echo=echo, prose=prose)
 
     def _prompt(self) -> Any:
         return (
@@ -174,3 +228,7 @@ class Session:
             raise ContextError("nothing was dropped: /clear starts a new conversation") from error
         conversation.drop(2 * n)
         self.report.line(f"{2 * n} messages were dropped")
+
+
+def _tokens(llm: "LLM") -> Sequence[bytes | str]:
+    return llm.tokenizer.vocabulary.tokens

@@ -1,10 +1,11 @@
 """Chats without a terminal: what commands do, what a full context costs, and which tokens are read again."""
 
+import io
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,17 @@ import pytest
 
 import engine
 from engine.cli import chat as chat_module
+from engine.cli import session as session_module
 from engine.cli.answer import Answer, answer
 from engine.cli.chat import chat
 from engine.cli.commands import COMMANDS
 from engine.cli.conversation import Conversation
 from engine.cli.flags import generation_options, parser
+from engine.cli.opened import Opened
 from engine.cli.report import Report
+from engine.errors import ContextError, GGUFError
 from engine.hub.catalog import CATALOG, model_file
+from engine.run import main
 from engine.text.template.chat import ChatTemplate
 from tests import fake_llm
 from tests.conftest import REPOSITORY
@@ -77,16 +82,17 @@ class Talk:
         **options: Any,
     ) -> None:
         self.replies: list[Answer] = []
-        report = Report()
 
-        def ask(prompt: Sequence[int] | str, given: Mapping[str, Any]) -> Answer:
-            self.replies.append(answer(llm, prompt, given, report))
+        def recorded(llm: Any, prompt: Sequence[int] | str, *given: Any, **more: Any) -> Answer:
+            self.replies.append(answer(llm, prompt, *given, **more))
             return self.replies[-1]
 
         given = generation_options(parser().parse_args(["-s", "7", *flags]))
         monkeypatch.setattr(chat_module, "open_reader", lambda report: script)
+        monkeypatch.setattr(session_module, "answer", recorded)
         template = None if bare else template or FakeTemplate()
-        self.status = chat(llm, template, ask, report, given, **options)
+        open_model = options.pop("open_model", None)
+        self.status = chat(Opened(llm, template, given), Report(), open_model, **options)
 
     @property
     def texts(self) -> list[str]:
@@ -289,6 +295,86 @@ def test_an_answer_that_cannot_be_replaced_stays(
     assert kept["settings"]["seed"] == 7
 
 
+# -- another model
+
+
+def fake(name: str, n_ctx: int = 400) -> FakeLLM:
+    return FakeLLM(model_file(CATALOG[name]), n_ctx, **fake_llm.NO_DRAFT | {"device": "cpu"})
+
+
+def test_another_model_goes_on(talk: Callable[..., Talk], llm: FakeLLM, tmp_path: Path, capsys: Capture) -> None:
+    other, opened = fake("pycoder-draft"), []
+
+    def open_model(path: Path) -> Opened:
+        opened.append(path)
+        options = generation_options(parser().parse_args(["-s", "7", "--temp", "0.5", "--top-k", "20"]))
+        return Opened(other, FakeTemplate(), options)  # type: ignore[arg-type]
+
+    (tmp_path / "a").write_text("A")
+    typed = ("one", "/set top_k 30", "/set logit_bias 5+1", f"/read {tmp_path}/a", "/model", "/model pycoder-draft")
+    talk(Script(*typed, "two", "/model"), system="S", open_model=open_model)
+    assert opened == [other.path]
+    assert asked(llm) == ["system: S\nuser: one\nassistant: "]
+    assert asked(other) == ["system: S\nuser: one\nassistant: fine\nuser: A\n\ntwo\nassistant: "]
+    assert llm.closed and not other.closed
+    (given,) = other.asked
+    assert (given["temperature"], given["top_k"], given["logit_bias"], given["seed"]) == (0.5, 30, {}, 7)
+    lines = capsys.readouterr().err.splitlines()
+    assert f"pycoder  {llm.path}, context 120 tokens" in lines
+    assert f"pycoder-draft  {other.path}, context 400 tokens" in lines
+    assert "note: logit_bias was emptied, because the tokens of this model have other numbers" in lines
+    assert "the 3 messages of the conversation will be read again with your next message" in lines
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "error: not enough memory (pycoder stays open and uses memory, too: to open only "),
+        (ContextError("a context of 9 needs 9 MiB."), "error: a context of 9 needs 9 MiB (pycoder stays open"),
+        (GGUFError("x.gguf", "magic", 0, "is not GGUF"), "error: x.gguf: magic at byte 0: is not GGUF"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_a_model_that_cannot_be_opened_changes_nothing(
+    error: BaseException, said: str, talk: Callable[..., Talk], llm: FakeLLM, capsys: Capture
+) -> None:
+    def open_model(path: Path) -> Opened:
+        raise error
+
+    llm.n_ctx = 400
+    script = Script("one", "/model no-such-model", "/model pycoder", "/model pycoder-draft", "two", "/model")
+    assert talk(script, open_model=open_model).status == 0
+    assert asked(llm)[-1] == "user: one\nassistant: fine\nuser: two\nassistant: "
+    assert not llm.closed and script.drafts == [""] * 7
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if line.startswith(said)]) == 1
+    assert any(line.startswith("error: there is no model 'no-such-model'") for line in lines)
+    assert "error: pycoder is the model that is open" in lines
+    assert lines[-1] == f"pycoder  {llm.path}, context 400 tokens"
+
+
+def test_a_conversation_waits_for_a_model_with_a_template(
+    talk: Callable[..., Talk], llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("A")
+    models = {"pycoder-draft": fake("pycoder-draft"), "pycoder": fake("pycoder")}
+
+    def open_model(path: Path) -> Opened:
+        name = next(name for name, model in models.items() if model.path == path)
+        template = None if name == "pycoder-draft" else FakeTemplate()
+        return Opened(models[name], template, generation_options(parser().parse_args(["-s", "7"])))  # type: ignore[arg-type]
+
+    typed = ("one", "/read a", "/model pycoder-draft", "bare", "/tokens", "/model pycoder", "two", "/save s.json")
+    talk(Script(*typed), open_model=open_model)
+    assert asked(models["pycoder-draft"]) == ["bare"]
+    assert asked(models["pycoder"]) == ["user: one\nassistant: fine\nuser: A\n\ntwo\nassistant: "]
+    kept = json.loads((tmp_path / "s.json").read_text())["messages"]
+    assert [message["content"] for message in kept] == ["one", "fine", "A\n\ntwo", "fine"]
+    assert "it is; the conversation waits for a model that has one" in (err := capsys.readouterr().err)
+    assert "/tokens is for conversations" in err
+
+
 # -- files
 
 
@@ -482,6 +568,24 @@ def test_earlier_turns_are_not_read_again(monkeypatch: pytest.MonkeyPatch, capsy
     assert counts[0] < len(third.prompt_ids + third.ids) + end
     assert re.search(r"^ +\d+  user +import re$", err, re.M)
     assert re.search(r"^ +\d+  system +Write Python\.$", err, re.M)
+
+
+def test_another_model_answers_as_if_it_had_been_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    """The bundled models, opened one after another by the command line, and the second one by itself."""
+    flags = ["--cnv", "--device", "cpu", "-c", "512", "-n", "8", "--temp", "0", "--chat-template", "chatml", "-t", "1"]
+    saved = tmp_path / "saved.json"
+
+    def answers(model: str, *typed: str) -> list[str]:
+        text = io.TextIOWrapper(io.BytesIO("\n".join(typed).encode()))
+        monkeypatch.setattr(sys, "stdin", text)
+        assert main(["-m", model, *flags]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    typed = ("def f(a):", f"/save {saved}", "/model pycoder-draft", "/model pycoder-draft", "x = 1")
+    both, again = answers("pycoder", *typed), (f"/load {saved}", "x = 1")
+    assert both[-1] == answers("pycoder-draft", *again)[-1] != answers("pycoder", *again)[-1]
 
 
 def test_ids_are_those_of_the_same_messages_only() -> None:
