@@ -177,7 +177,7 @@ def many_users() -> Iterator[str]:
     together = ratio(sixteen, one, 1)
     yield f"Several answers at the same time share the weights that a pass reads: 16 users of Qwen3-8B get {sixteen}"
     yield f"tokens per second, {together} times what one gets alone."
-    yield "[Many answers at once](batching.md#figures) has the table."
+    yield "[Continuous batching](batching.md#figures) has the table."
 
 
 CPU = ("smollm2-135m, Q4_1", "gemma3-270m, Q4_K_M", "pycoder, Q4_K_M")
