@@ -7,7 +7,7 @@ the tables of the book are drawn
 Every prompt is one pass, hence ``-b``; prompts at a depth and generated tokens are left out.  Operations are two for each
 weight of the products of a row, the output matrix for one row of a pass only; bytes are those of the weights that the pass
 reads: of experts, as many as rows that choose independently need.  Both follow from the name of the model, which has to be
-that of a shape and a quantization (``python -m engine.synthetic``).
+that of a shape and a quantization (``python -m engine.cli.synthetic``).
 """
 
 import argparse

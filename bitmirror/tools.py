@@ -4,11 +4,11 @@ TOOLS = {
     "run": ("engine.run", "answer a prompt, or start a conversation"),
     "chat": ("engine.run", "start a conversation"),
     "serve": ("engine.serve", "serve models over HTTP"),
-    "models": ("engine.models.__main__", "list, fetch, verify and remove named models"),
+    "models": ("engine.cli.models", "list, fetch, verify and remove named models"),
     "bench": ("engine.bench", "measure how fast a model reads and generates"),
     "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),
-    "synthetic": ("engine.synthetic.__main__", "write a random model of a real shape"),
-    "compile": ("engine.compile.__main__", "compile a model's GPU kernels on a machine without a GPU"),
+    "synthetic": ("engine.cli.synthetic", "write a random model of a real shape"),
+    "compile": ("engine.cli.compile", "compile a model's GPU kernels on a machine without a GPU"),
     "completion": ("bitmirror.completion", "print a script that completes commands in bash, zsh or fish"),
 }
 """The module of each tool, and what it does."""

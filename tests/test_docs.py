@@ -12,13 +12,11 @@ import pytest
 
 from bitmirror import completion
 from engine import bench, parity
-from engine.cli import flags, serve_flags
+from engine.cli import flags, models, serve_flags, synthetic
+from engine.cli.compile import parser as compile_parser
 from engine.cli.texts import unescape
-from engine.compile.__main__ import parser as compile_parser
 from engine.errors import EngineError, named_by_flags
 from engine.hub import catalog
-from engine.models import __main__ as models
-from engine.synthetic import __main__ as synthetic
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from engine import bench, parity, run
-from engine.cli import entry
+from engine.cli import compile as compiling
+from engine.cli import entry, models, synthetic
 from engine.cli.parser import Parser
-from engine.compile import __main__ as compiling
 from engine.errors import UsageError
-from engine.models import __main__ as models
-from engine.synthetic import __main__ as synthetic
 from tests.conftest import REPOSITORY
 
 TOOLS = {
@@ -58,7 +56,7 @@ def test_help_has_one_style(tool: str) -> None:
 def test_help_is_quick() -> None:
     code = (
         "import sys, contextlib, io, importlib\n"
-        "for name in 'bench', 'parity', 'models.__main__', 'synthetic.__main__', 'compile.__main__':\n"
+        "for name in 'bench', 'parity', 'cli.models', 'cli.synthetic', 'cli.compile':\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
         "        assert importlib.import_module(f'engine.{name}').main(['--help']) == 0\n"
         "    assert out.getvalue().startswith('usage: bitmirror ')\n"
@@ -138,8 +136,8 @@ def leave(*words: str, lines: int = 0, errors: bool = False) -> tuple[int, str]:
     "words",
     [
         ("engine.run", "--help"),
-        ("engine.models",),
-        ("engine.synthetic", "--list"),
+        ("engine.cli.models",),
+        ("engine.cli.synthetic", "--list"),
         ("engine.bench", "--help"),
     ],
     ids=" ".join,
@@ -183,7 +181,7 @@ def test_a_reader_of_errors_that_leaves() -> None:
 
 @posix
 def test_a_request_to_end_removes_unfinished_files(tmp_path: Path) -> None:
-    words = ["engine.synthetic", "--shape", "qwen3-0.6b:Q8_0", "-o", str(tmp_path / "m.gguf")]
+    words = ["engine.cli.synthetic", "--shape", "qwen3-0.6b:Q8_0", "-o", str(tmp_path / "m.gguf")]
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while not any(file.stat().st_size > 1_000_000 for file in tmp_path.iterdir()):

@@ -16,9 +16,9 @@ import pytest
 from numba import types
 
 import engine
+from engine.cli.compile import main
 from engine.compile import cache as kernel_cache
 from engine.compile import pool
-from engine.compile.__main__ import main
 from engine.compile.jobs import CPUJob, noted
 from engine.cpu import add, embed
 from engine.cpu.runtime.entry import Entry, entry_of

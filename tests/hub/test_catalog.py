@@ -385,11 +385,11 @@ def test_the_license_is_that_of_the_file(name: str) -> None:
         assert model.license.lower().split()[0] == license
 
 
-# -- python -m engine.models
+# -- python -m engine.cli.models
 
 
 def models(*words: str) -> int:
-    status: int = importlib.import_module("engine.models.__main__").main(list(words))
+    status: int = importlib.import_module("engine.cli.models").main(list(words))
     return status
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.models import __main__ as models
+from engine.cli import models
 from engine.models.registry import ARCHITECTURES, FAMILIES
 from tests.conftest import REPOSITORY
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import engine
+from engine.cli import synthetic as command
 from engine.errors import UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
 from engine.models.config import DeltaNetConfig, ExpertsConfig
-from engine.synthetic import __main__ as command
 from engine.synthetic import model as synthetic
 from engine.synthetic import shapes as sizes
 from engine.synthetic.model import make_model, random_blocks
