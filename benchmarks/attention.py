@@ -17,8 +17,8 @@ from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, Types
-from engine.compile.jobs import gpu_job
 from engine.compile.pool import compile_all
+from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.values import quantized
 from engine.devices import open_device
 from engine.ops.heads import Heads

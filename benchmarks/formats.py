@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.suites.cuda import COLD, microseconds
 from benchmarks.suites.operations import random_weight
-from engine.compile.jobs import gpu_job
 from engine.compile.pool import compile_all
 from engine.cpu.backend import Backend
+from engine.cuda.runtime.jobs import gpu_job
 from engine.devices import open_device
 from engine.gguf.quants import FORMATS
 

@@ -32,11 +32,11 @@ from engine.cli.parser import Choice, Numbers, Parser, listed, real, whole
 from engine.cli.report import Report, printable
 from engine.cli.runs import Measurement, generate_tokens, measure, read_prompt, rewind
 from engine.cli.sweep import EXAMPLES, Sweep, depths
-from engine.compile import trust
 from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
 from engine.limits import MOST_PARALLEL
+from engine.machine import trust
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape
 from engine.version import ARITHMETIC

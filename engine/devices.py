@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     # At run time this module is imported before the folder of compiled kernels is chosen.
     import numpy as np
 
-    from engine.compile.target import Target
     from engine.cpu.operations import Matrix
     from engine.cuda.runtime.device import Device
     from engine.cuda.runtime.tensor import DeviceWeight, Tensor
     from engine.cuda.runtime.values import Deferred
+    from engine.cuda.target import Target
     from engine.ops.operations import Operations, Ops
 
 MOST_BATCH = 4096
@@ -46,7 +46,7 @@ def check_batch_size(rows: int) -> None:
 def open_device(name: "str | Target", n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
     """The backend of a device, by a name of ``parse_device``; "auto" is the first GPU if it can be used, else the CPU.
 
-    name: or a GPU that is not present, which kernels are compiled for (``engine/compile/target.py``).
+    name: or a GPU that is not present, which kernels are compiled for (``engine/cuda/target.py``).
     beside: the backend of another model; if it is on the same GPU, both use one queue there.
     max_rows: the most rows of a pass that reads a prompt; 0: the device's default.
     Raises UsageError for an unknown name, and DeviceError for a GPU that is missing or cannot be used.
@@ -78,8 +78,8 @@ def why_no_gpu() -> str:
 
 def describe_devices() -> list[tuple[str, str]]:
     """The name and a description of each device of this machine; without a GPU, "cuda" and the sentence that says why."""
-    from engine.cpu.cores import available_cores
-    from engine.cpu.memory import available_memory
+    from engine.machine.cores import available_cores
+    from engine.machine.memory import available_memory
 
     threads = available_cores()
     free = f"{available_memory() / 1e9:.1f} GB of memory free"

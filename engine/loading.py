@@ -10,13 +10,13 @@ from engine.cache.types import BLOCK, CHUNK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, whole
 from engine.compile.pool import compile_all
-from engine.cpu.memory import available_memory
 from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, MOST_PARALLEL, STEP_ROWS
 from engine.llm import LLM, opened
+from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.mtp import layer_tensors
@@ -38,7 +38,7 @@ from engine.speculative.params import DRAFT_MAX
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from engine.compile.target import Target
+    from engine.cuda.target import Target
 
 
 def load(
@@ -70,7 +70,7 @@ def load(
         model that ``bitmirror models`` lists. By default the model that ships with the package.
     device : str
         "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU. The answer is
-        the same, bit for bit. (A ``Target`` of ``engine/compile/target.py`` is a GPU that kernels can only be compiled
+        the same, bit for bit. (A ``Target`` of ``engine/cuda/target.py`` is a GPU that kernels can only be compiled
         for.)
     n_ctx : int
         Positions of the context; 0: the model's trained context, or what fits into half of the free memory.

@@ -1000,7 +1000,7 @@ FAULTS = (
     Fault(
         "a folder of kernels that others can write to",
         "tools",
-        "engine/compile/trust.py",
+        "engine/machine/trust.py",
         "if status.st_mode & _others(status.st_gid):",
         "if status.st_mode & stat.S_IWOTH:",
         "another user puts code into a folder that a group shares, and it runs with the rights of whoever starts the engine",
@@ -1009,7 +1009,7 @@ FAULTS = (
     Fault(
         "a folder of kernels that a group can replace",
         "tools",
-        "engine/compile/trust.py",
+        "engine/machine/trust.py",
         "writers = _others(status.st_gid) if parent in nearest else stat.S_IWOTH",
         "writers = stat.S_IWOTH",
         "a member of the group renames the folder and puts a link to other code in its place",
@@ -1018,7 +1018,7 @@ FAULTS = (
     Fault(
         "kernels that everybody can write to",
         "tools",
-        "engine/compile/trust.py",
+        "engine/machine/trust.py",
         "os.O_EXCL, 0o600)",
         "os.O_EXCL, 0o666)",
         "with a umask of 0, other users can change code that this user runs",

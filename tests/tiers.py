@@ -135,7 +135,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _share_cores(worker: dict[str, Any] | None) -> None:
     """Give each process of pytest-xdist its share of the cores, so that not all of them start a compiler for every core."""
     if worker and hasattr(os, "sched_setaffinity"):
-        from engine.cpu.cores import available_cores
+        from engine.machine.cores import available_cores
 
         each = max(1, available_cores() // worker["workercount"])
         cores = sorted(os.sched_getaffinity(0))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import engine
 from engine.arrays import Batch
-from engine.compile.target import Target
 from engine.cuda.runtime.steps import AHEAD
 from engine.cuda.runtime.tensor import DeviceWeight
+from engine.cuda.target import Target
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.speculative.loop import NOTHING
 from engine.speculative.run import Run

@@ -70,18 +70,18 @@ def run(args: argparse.Namespace) -> int:
     if not args.target:
         raise UsageError("choose a GPU with --target: sm_90 for an H100 or H200, sm_80 for an A100")
     try:
-        from engine.compile.target import Target
+        from engine.cuda.target import Target
     except ImportError:
         raise DeviceError(
             "kernels for GPUs need the package numba-cuda: install it with pip install 'bitmirror[cuda]'."
         ) from None
     from engine.cli.report import Report
     from engine.compile import cache as kernel_cache
-    from engine.compile import trust
-    from engine.compile.jobs import GPUJob, gpu_job
     from engine.compile.pool import compile_all
+    from engine.cuda.runtime.jobs import GPUJob, gpu_job
     from engine.hub.resolve import resolve
     from engine.loading import load
+    from engine.machine import trust
 
     target = Target(args.target, args.multiprocessors)
     started = time.perf_counter()

@@ -3,10 +3,10 @@
 import sys
 
 from engine.cli.report import Report
-from engine.compile import trust
 from engine.errors import FetchError
 from engine.hub.catalog import CATALOG, is_present, model_file
 from engine.hub.resolve import fetch
+from engine.machine import trust
 
 NAME = "smollm2-135m"
 """The smallest named model that answers questions."""

@@ -7,7 +7,7 @@ from platformdirs import user_state_dir
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from engine.cli.report import Report
-from engine.compile import trust
+from engine.machine import trust
 
 MOST_BYTES = 1 << 20
 """The older half of a longer file is removed."""

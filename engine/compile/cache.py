@@ -21,8 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from engine.compile import trust
 from engine.errors import FetchError
+from engine.machine import trust
 
 Part = Literal["cpu", "gpu"]
 """Whose kernels."""

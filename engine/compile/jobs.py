@@ -1,4 +1,4 @@
-"""Compile jobs: a CPU kernel for the types of its arguments, or a GPU kernel for its constants.
+"""Compile jobs: what a kernel is compiled for.  Those of CPU kernels are the types of their arguments.
 
 Jobs are small values that can be sent to another process (``engine/compile/worker.py``).
 """
@@ -51,38 +51,6 @@ class CPUJob:
         return size_of(self._dispatcher.py_func)
 
 
-@dataclass(frozen=True)
-class GPUJob:
-    """A kernel of module ``home`` for these constants and a GPU of this compute capability."""
-
-    home: str
-    name: str
-    constants: tuple[Any, ...]
-    compute_capability: tuple[int, int]
-    part: ClassVar[kernel_cache.Part] = "gpu"
-
-    @property
-    def _specialization(self) -> Any:
-        return getattr(import_module(self.home), self.name)(*self.constants)
-
-    def kept(self) -> bool:
-        """Whether it was compiled before."""
-        from engine.cuda.runtime.compiler import file_name
-
-        return kernel_cache.has("gpu", file_name(self._specialization, self.compute_capability))
-
-    def compile(self) -> None:
-        """Compile it and keep what comes of it."""
-        from engine.cuda.runtime.compiler import cubin
-
-        cubin(self._specialization, self.compute_capability)
-
-    def size(self) -> int:
-        """An estimate of the work: bytes of bytecode, weighted by the number of rows or columns at a time."""
-        numbers = [n for n in self.constants if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 32]
-        return size_of(self._specialization.kernel.build) * max(numbers, default=1)
-
-
 class Job(Protocol):
     """Something to compile: a small value, which can be sent to another process."""
 
@@ -98,12 +66,6 @@ class Job(Protocol):
 
     def size(self) -> int:
         """An estimate of the work."""
-
-
-def gpu_job(specialization: Any, compute_capability: tuple[int, int]) -> GPUJob:
-    """The job that compiles a kernel of a pass for this compute capability."""
-    kernel = specialization.kernel
-    return GPUJob(kernel.build.__module__, kernel.name, specialization.constants, compute_capability)
 
 
 def size_of(function: FunctionType) -> int:

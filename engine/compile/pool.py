@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from engine.compile import cache as kernel_cache
 from engine.compile.jobs import Job
 from engine.compile.worker import START
-from engine.cpu.cores import available_cores
-from engine.cpu.memory import available_memory
+from engine.machine.cores import available_cores
+from engine.machine.memory import available_memory
 
 Progress = Callable[[str, int, int], None]
 

@@ -15,9 +15,7 @@ from engine.cache.kv import KVCache
 from engine.checks import described
 from engine.compile.jobs import Job
 from engine.cpu import bandwidth, mapping
-from engine.cpu.cores import available_cores
 from engine.cpu.latent_operations import LatentOperations
-from engine.cpu.memory import available_memory
 from engine.cpu.operations import Matrix
 from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Records, arguments_of, empty_records, repack
@@ -29,6 +27,8 @@ from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
 from engine.gguf.pages import give_back, read_soon
+from engine.machine.cores import available_cores
+from engine.machine.memory import available_memory
 from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observer, Progress
 from engine.ops.weight import Weight
 from engine.speculative.steps import HostSteps, Steps

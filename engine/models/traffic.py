@@ -10,7 +10,6 @@ from engine.cache.compressed import CompressedLayer
 from engine.cache.kv import KVCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
-from engine.decode.timings import Timings
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
 from engine.models.registry import read_config
@@ -23,6 +22,15 @@ class LoadedModel(Protocol):
     config: ModelConfig
     cache: KVCache
     n_bytes_read: int
+
+
+class Timings(Protocol):
+    """The counts and seconds of an answer that this module uses; ``engine.decode.timings.Timings`` has them."""
+
+    cache_n: int
+    prompt_n: int
+    predicted_n: int
+    predicted_s: float
 
 
 def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:

@@ -12,10 +12,10 @@ import numpy as np
 
 from engine.decode.generation import Generation, request_of
 from engine.decode.sampler import token_logprob
-from engine.decode.shown import Piece, Shown
 from engine.decode.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.permitted import Permitted
+from engine.text.shown import Piece, Shown
 from engine.text.tokenizer import Tokenizer
 from engine.tools.call import identity
 from engine.tools.formats.events import CallBegin, Event, Reasoning

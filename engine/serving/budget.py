@@ -34,7 +34,7 @@ POLL_SECONDS = 0.02
 
 def default_budget() -> int:
     """The bytes that requests may hold together: a quarter of the free memory, at most 2 GiB."""
-    from engine.cpu.memory import available_memory
+    from engine.machine.memory import available_memory
 
     return min(MOST, available_memory() // SHARE)
 

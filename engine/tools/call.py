@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.decode.shown import Shown
+from engine.text.shown import Shown
 from engine.text.tokenizer import Tokenizer
 from engine.tools.formats.events import CallArguments, CallBegin, CallEnd, Content, Reasoning
 from engine.tools.formats.parser import Parser

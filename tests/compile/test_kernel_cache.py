@@ -19,8 +19,8 @@ import pytest
 
 import engine
 from engine.compile import cache as kernel_cache
-from engine.compile import trust
 from engine.compile.sources import Sources
+from engine.machine import trust
 
 ROOT = Path(engine.__file__).parent
 PARTS: tuple[kernel_cache.Part, ...] = ("cpu", "gpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cpu import cores
+from engine.machine import cores
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.cpu import memory
+from engine.machine import memory
 
 MB = 10**6
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
-from engine.decode.shown import Shown
 from engine.errors import ContextError, UsageError
+from engine.text.shown import Shown
 from engine.text.tokenizer import Tokenizer
 from tests import vocabularies
 

@@ -10,7 +10,7 @@ import pytest
 
 import engine
 from engine.cache.types import F16
-from engine.compile.target import Target
+from engine.cuda.target import Target
 from engine.models.needs import context_bytes, pass_bytes
 from tests.families import FAMILIES, write_quantized
 from tests.tiers import few

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from engine.cpu import memory
+from engine.machine import memory
 from engine.serving import budget, watchdog
 from engine.serving.budget import Budget, Claim
 from engine.serving.connections import (

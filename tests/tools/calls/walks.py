@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jsonschema
 import numpy as np
 
-from engine.decode.shown import Shown
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.grammar.tokens import tokens_of
+from engine.text.shown import Shown
 from engine.text.tokenizer import Tokenizer, TokenType
 from engine.tools.calls.function import Function
 from engine.tools.calls.select import calls_source

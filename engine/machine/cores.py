@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from engine.cpu.memory import CONTROL_GROUP
+from engine.machine.memory import CONTROL_GROUP
 
 
 def available_cores() -> int:

@@ -1,0 +1,1 @@
+"""What this machine gives to a process: cores, memory, and folders whose contents it can trust."""
