@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.suites.cuda import COLD, microseconds
 from engine.arrays import Batch
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, Types
 from engine.compile.pool import compile_all
@@ -40,7 +40,7 @@ class Case:
         types, n_ctx = Types(*[CACHE_TYPES[name]] * 2), depth + rows
         of_layer = 2 * n_ctx * n_kv * types.k.row_bytes(d)
         n_layers = min(MOST_LAYERS, max(1, -(-COLD // of_layer)))
-        cache = KVCache([LayerShape(n_kv, d, d)] * n_layers, n_ctx, gpu.max_rows, types, gpu.zeros, gpu.store)
+        cache = KVCache([AttentionCacheSpec(n_kv, d, d)] * n_layers, n_ctx, gpu.max_rows, types, gpu.zeros, gpu.store)
         Sequence(cache).reserve(n_ctx)
         cache.publish()
         self.layers = cache.layers

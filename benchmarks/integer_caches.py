@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.kv import AttentionCache, AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
@@ -31,12 +31,12 @@ PIECE = 512
 f32 = np.float32
 
 
-def filled(ops: Backend, name: str, k: np.ndarray, v: np.ndarray) -> LayerCache[np.ndarray]:
+def filled(ops: Backend, name: str, k: np.ndarray, v: np.ndarray) -> AttentionCache[np.ndarray]:
     """A layer's cache of a type that holds keys and values float32 [n, heads, d]."""
     n, heads, d = k.shape
-    cache = KVCache([LayerShape(heads, d, d)], n, n, Types(CACHE_TYPES[name], CACHE_TYPES[name]), ops.zeros)
+    cache = KVCache([AttentionCacheSpec(heads, d, d)], n, n, Types(CACHE_TYPES[name], CACHE_TYPES[name]), ops.zeros)
     Sequence(cache).reserve(n)
-    layer: LayerCache[np.ndarray] = cache.layers[0]
+    layer: AttentionCache[np.ndarray] = cache.layers[0]
     for first in range(0, n, PIECE):
         span = slice(first, min(first + PIECE, n))
         ops.append(layer, k[span], v[span], np.arange(span.start, span.stop, dtype=np.int32))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from engine.cache.pages import Space
-from engine.cache.recurrent import SPAN, RecurrentShape
+from engine.cache.pages import PagedMemory
+from engine.cache.recurrent import SPAN, RecurrentCacheSpec
 from engine.cache.types import F16
 from engine.cpu import delta_net
 from engine.numerics import fma, sigmoid
@@ -81,7 +81,7 @@ class Text:
 def lazy(text: Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Results [n, d], states [n / 16, d, d], and the decays [n] by the engine's kernel."""
     n, d = text.v.shape
-    memory = RecurrentShape(3 * d, 1, 1, 1, d, n).layer(Space(0, n, np.zeros), F16)
+    memory = RecurrentCacheSpec(3 * d, 1, 1, 1, d, n).allocate(PagedMemory(0, n, np.zeros), F16)
     y = np.concatenate([text.q, text.k, text.v], axis=1)
     out, places = np.empty((n, 1, d), F), (np.arange(n, dtype=np.int32), np.zeros(n, np.int32))
     gates = text.alpha[:, None], text.beta[:, None], 0, np.full(1, -1, F), np.full(1, text.dt, F)

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from engine.cache.compressed import CompressedLayer
-from engine.cache.kv import KVCache, LayerCache
+from engine.cache.compressed import CompressedCache
+from engine.cache.kv import AttentionCache, KVCache
 from engine.cache.latent import LatentCache
 from engine.checks import described
 from engine.errors import ContextError, UsageError
@@ -62,7 +62,7 @@ def digest(gguf: GGUF) -> str:
 def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
     """What must agree for a state to be continued: the model, the element types of its cache, how it is rounded,
     and the arithmetic."""
-    kinds = (LayerCache, LatentCache, CompressedLayer)
+    kinds = (AttentionCache, LatentCache, CompressedCache)
     layer = next((layer for layer in cache.layers if isinstance(layer, kinds)), None)
     rounding = {"rounding": "ds4"} if any(mixer.rounded for mixer in config.compressed) else {}
     return {

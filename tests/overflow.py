@@ -14,10 +14,10 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 
 from engine.arrays import Batch
-from engine.cache.compressed import CompressedShape
-from engine.cache.kv import LayerShape
-from engine.cache.latent import LatentShape
-from engine.cache.recurrent import RecurrentShape
+from engine.cache.compressed import CompressedCacheSpec
+from engine.cache.kv import AttentionCacheSpec
+from engine.cache.latent import LatentCacheSpec
+from engine.cache.recurrent import RecurrentCacheSpec
 from engine.cache.types import F16, F32, Types, cache_type
 from engine.gguf.quants import FORMATS
 from engine.ops.activation import KINDS, SWIGLU, Activation
@@ -321,7 +321,7 @@ def attention(types: str, which: str, normed: bool = False, many: int = 0) -> Ro
             given[which][many + ROW, 7] = bad
         norm = device.up(1 + draw(d) / 9) if normed else None
         heads: Heads[Any] = Heads(2, 1, d, d, True, d**-0.5, 1e-6, norm, norm, v_normed=normed)
-        memory = device.memory(LayerShape(1, d, d, 0), 64, Types(k_type, v_type))
+        memory = device.memory(AttentionCacheSpec(1, d, d, 0), 64, Types(k_type, v_type))
         ops, batch = device.ops, rows_from(0, device, n)
         q, k, v = (device.up(x) for x in given.values())
         found = device.run(lambda: ops.plain(ops.attention(heads, q, k, v, memory, batch, None)))
@@ -341,7 +341,7 @@ def latents(which: str, half: bool) -> Rows:
         norm, table = device.up(1 + draw(rank) / 9), device.up(draw(64, 2, n_rope // 2))
         latent: Latent[Any, Any] = Latent(n_head, n_nope, n_rope, rank, 32, 0.2, 1e-6, norm, by_k, by_v, table)
         kind = F16 if half else F32
-        memory = device.memory(LatentShape(rank + n_rope), 64, kind)
+        memory = device.memory(LatentCacheSpec(rank + n_rope), 64, kind)
         x = [device.up(part) for part in given.values()]
         batch = rows_from(0, device)
         return device.run(lambda: device.ops.latent_attention(latent, *x, memory, batch))
@@ -364,7 +364,7 @@ def delta_net(which: str) -> Rows:
         if which in at:
             x = with_bad(x, bad, at[which])
         alpha, beta = (with_bad(g, bad, 1) if which == name else g for name, g in (("alpha", alpha), ("beta", beta)))
-        memory = device.memory(RecurrentShape(channels, n_conv, n_k, n_v, d, 1), 0, F32)
+        memory = device.memory(RecurrentCacheSpec(channels, n_conv, n_k, n_v, d, 1), 0, F32)
         a, gates, batch = up(x), [up(alpha), up(beta)], rows_from(0, device)
         batch = replace(batch, sequences=up(np.zeros(ROWS, np.int32)))
         return device.run(lambda: device.ops.delta_net(net, a, gates, memory, batch))
@@ -392,7 +392,7 @@ def compressed(which: str, half: bool = False) -> Rows:
         # All rows are chosen, or a row of a bad number may not be among them.
         d, n_keys, ratio, top_k, n_head = 32, 32, 4, 16 if which in ("value", "score") else 5, 2
         kind = F16 if half else F32
-        memory = device.memory(CompressedShape(d, 9, ratio, 2, n_keys, top_k, 5), 64, kind)
+        memory = device.memory(CompressedCacheSpec(d, 9, ratio, 2, n_keys, top_k, 5), 64, kind)
         widths = {"latent": d, "query": n_head * d, "value": 2 * d, "score": 2 * d, "index": n_head * n_keys}
         widths |= {"weight": n_head, "key": 2 * n_keys, "key score": 2 * n_keys}
         up, ops = device.up, device.ops

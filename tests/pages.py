@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import Shape
-from engine.cache.pages import Space
+from engine.cache.kv import CacheSpec
+from engine.cache.pages import PagedMemory
 from engine.cache.types import Types
 
 
 def layer_of(
-    shape: Shape,
+    shape: CacheSpec,
     n_ctx: int,
     rows: int,
     types: Types,
@@ -26,8 +26,8 @@ def layer_of(
     chunks, because of a window, chunk c has the page of chunk c % n, n being the number of its pages.  zeros, store: of a
     backend; store None: arrays are NumPy arrays.
     """
-    space = Space(n_ctx, rows, zeros, store, n_sequences)
-    layer = shape.layer(space, types)
+    space = PagedMemory(n_ctx, rows, zeros, store, n_sequences)
+    layer = shape.allocate(space, types)
     for pool in space.pools.values():
         order = np.random.default_rng(seed).permutation(pool.n_pages)
         own = pool.n_pages // n_sequences

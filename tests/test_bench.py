@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import engine
 from engine import bench
 from engine.bench import Result
-from engine.cache.kv import KVCache, LayerShape
-from engine.cache.recurrent import RecurrentShape
+from engine.cache.kv import AttentionCacheSpec, KVCache
+from engine.cache.recurrent import RecurrentCacheSpec
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.cpu import bandwidth as memory
 from engine.cpu.backend import Backend
@@ -84,7 +84,7 @@ def test_weights_read_per_token(name: str, tmp_path: Path) -> None:
     window=st.sampled_from([0, 1, 32, 100]),
 )
 def test_cache_read_per_token(first: int, count: int, types: Types, window: int) -> None:
-    cache = KVCache([LayerShape(2, 32, 96), LayerShape(1, 64, 64, window)], 512, 64, types, np.zeros)
+    cache = KVCache([AttentionCacheSpec(2, 32, 96), AttentionCacheSpec(1, 64, 64, window)], 512, 64, types, np.zeros)
     k, v = (kind.bits / 8 + (2 / 32 if kind.quantized else 0) for kind in (types.k, types.v))
     total = 0.0
     for position in range(first, first + count):
@@ -95,7 +95,7 @@ def test_cache_read_per_token(first: int, count: int, types: Types, window: int)
 
 @given(first=st.integers(0, 300), count=st.integers(1, 40))
 def test_recurrent_memory_per_token(first: int, count: int) -> None:
-    shape = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=4, d=32, rewind=5)
+    shape = RecurrentCacheSpec(n_channels=10, n_conv=4, n_k=2, n_v=4, d=32, rewind=5)
     layer = layer_of(shape, 0, 64, F16, np.zeros)
     state, token = 4 * 4 * 32 * 32, 4 * (2 * 32 + 4 * 32 + 4)
     total = 0

@@ -16,7 +16,7 @@ import numpy as np
 import engine
 from engine.arrays import Batch
 from engine.bench import generate_tokens, random_model, read_prompt, rewind
-from engine.cache.kv import LayerShape
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError
@@ -97,7 +97,7 @@ class Attention:
     def setup(self, cache_type: str, depth: int, rows: int) -> None:
         self.ops = ops = backend()
         n_head, n_head_kv, width = 32, 8, 128
-        shapes = [LayerShape(n_head_kv, width, width)] * self.layers
+        shapes = [AttentionCacheSpec(n_head_kv, width, width)] * self.layers
         types = Types(*[CACHE_TYPES[cache_type]] * 2)
         self.caches = layers_of(shapes, depth + rows, ops.max_rows, types, ops)
         rng = np.random.default_rng(0)

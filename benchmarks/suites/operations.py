@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from engine.cache.kv import LayerShape
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
 from engine.gguf.quants import FORMATS
@@ -150,7 +150,7 @@ class Attend(Operation):
     @once
     def setup(self, cache_type: str, depth: int, rows: int) -> None:
         self.ops = self.backend()
-        shape = LayerShape(N_HEAD_KV, HEAD_DIM, HEAD_DIM)
+        shape = AttentionCacheSpec(N_HEAD_KV, HEAD_DIM, HEAD_DIM)
         types = Types(*[CACHE_TYPES[cache_type]] * 2)
         (self.cache,) = layers_of([shape], depth + rows, max(ROWS), types, self.ops)
         whole = np.arange(depth + rows, dtype=np.int32)

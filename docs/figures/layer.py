@@ -6,7 +6,7 @@ import numpy as np
 
 from docs.figures import bundled
 from engine.arrays import Batch
-from engine.cache.kv import LayerCache
+from engine.cache.kv import AttentionCache
 from engine.cpu.products.repack import Records
 from engine.ops.activation import Activation
 from engine.ops.heads import Heads
@@ -49,7 +49,7 @@ class Recorder:
                     noted["heads"] = [given.n_head, given.n_head_kv, given.d_k, given.d_v, *norms]
                 elif isinstance(given, Activation):
                     noted["activation"] = given.kind
-                elif isinstance(given, LayerCache):
+                elif isinstance(given, AttentionCache):
                     noted["cache"] = [given.k_type.name, given.v_type.name, given.window]
                 elif isinstance(given, np.ndarray) and given.ctypes.data in self._names:
                     noted["vectors"].append(self._names[given.ctypes.data])

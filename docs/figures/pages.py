@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import CHUNK, F32
 from engine.cpu.attention import append, first_visible
@@ -21,7 +21,7 @@ NAMES, LENGTHS, COMMON = ("A", "B"), (300, 230), 140
 
 def facts() -> dict[str, Any]:
     """Text B is read after text A.  Each position is stored with a value of its own, so that a page tells what it holds."""
-    shapes = [LayerShape(1, 1, 1), LayerShape(1, 1, 1, window=WINDOW)]
+    shapes = [AttentionCacheSpec(1, 1, 1), AttentionCacheSpec(1, 1, 1, window=WINDOW)]
     cache = KVCache(shapes, CONTEXT, ROWS, F32, Backend().zeros, n_sequences=len(NAMES))
     sequences = [Sequence(cache, slot) for slot in range(len(NAMES))]
     for layer in cache.layers:

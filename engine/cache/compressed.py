@@ -23,9 +23,9 @@ from typing import Any, Generic
 import numpy as np
 
 from engine.arrays import A
-from engine.cache.kv import Ring, Shape
-from engine.cache.pages import Paging, Space
-from engine.cache.recurrent import Rows, of_sequence
+from engine.cache.kv import CacheSpec, Ring
+from engine.cache.pages import PagedMemory, Paging
+from engine.cache.recurrent import StoredRows, of_sequence
 from engine.cache.types import CHUNK, CacheType, Types
 from engine.limits import STEP_ROWS
 
@@ -45,7 +45,7 @@ class Blocks(Generic[A]):
 
 
 @dataclass
-class CompressedLayer(Generic[A]):
+class CompressedCache(Generic[A]):
     """The memory of a layer: latents [pages, 64, d] float32 or uint16, the bits of float16, with their table int32
     [sequences, chunks]; compressed rows of ``ratio`` positions, and the keys of an indexer, which chooses ``top_k`` rows, if
     it has them.
@@ -64,21 +64,21 @@ class CompressedLayer(Generic[A]):
     compressed: Blocks[A] | None = None
     keys: Blocks[A] | None = None
 
-    def read(self, slot: int, position: int, pages: Mapping[int, int]) -> list[Rows[A]]:
+    def read(self, slot: int, position: int, pages: Mapping[int, int]) -> list[StoredRows[A]]:
         """What a pass of the sequence in ``slot`` that begins at ``position`` reads of its window and its rings.  pages:
         those of its latents by chunk."""
         n, lanes, d = (int(n) for n in self.latents.shape)
         latents: Any = self.latents.reshape(n * lanes, d)
-        found = [Rows("latents", latents, max(0, position - self.window + 1), position, pages)]
+        found = [StoredRows("latents", latents, max(0, position - self.window + 1), position, pages)]
         for name, blocks in (("open block", self.compressed), ("indexer's open block", self.keys)):
             if blocks is not None:
                 pending = of_sequence(blocks.pending, slot)
-                found.append(Rows(name, pending, max(0, position - self.back), position))
+                found.append(StoredRows(name, pending, max(0, position - self.back), position))
         return found
 
 
 @dataclass(frozen=True)
-class CompressedShape(Shape):
+class CompressedCacheSpec(CacheSpec):
     """What a layer stores: latents of d elements for a window, and rows of d elements for blocks of ``ratio`` positions, each
     made of ``overlap`` blocks; ratio 0: no rows.  n_keys: the length of the keys of an indexer that chooses ``top_k`` rows,
     0: no indexer.  At least ``rewind`` tokens can be rolled back at any time."""
@@ -138,18 +138,18 @@ class CompressedShape(Shape):
         """The open block."""
         return [Ring(self.back, self.pending(max_rows))] if self.ratio else []
 
-    def layer(self, space: Space, types: Types) -> CompressedLayer[Any]:
+    def allocate(self, memory: PagedMemory, types: Types) -> CompressedCache[Any]:
         """Allocate the pages and the rings."""
-        kind, dtype, pool, length = types.k, types.k.dtype, space.pool(self.paging), self.pending(space.max_rows)
-        latents = space.pages(pool, (pool.n_pages, CHUNK, self.d), dtype)
+        kind, dtype, pool, length = types.k, types.k.dtype, memory.pool(self.paging), self.pending(memory.max_rows)
+        latents = memory.pages(pool, (pool.n_pages, CHUNK, self.d), dtype)
 
         def blocks(width: int, *page: int) -> Blocks[Any] | None:
             if not self.ratio or not width:
                 return None
-            rows = space.pool(self.row_paging)
-            pending = space.zeros((space.n_sequences, length, 2, self.overlap * width), np.float32)
-            return Blocks(space.pages(rows, (rows.n_pages, *page), dtype), rows.table, pending)
+            rows = memory.pool(self.row_paging)
+            pending = memory.zeros((memory.n_sequences, length, 2, self.overlap * width), np.float32)
+            return Blocks(memory.pages(rows, (rows.n_pages, *page), dtype), rows.table, pending)
 
         compressed, keys = blocks(self.d, CHUNK, self.d), blocks(self.n_keys, self.n_keys, CHUNK)
         numbers = self.ratio, self.top_k, self.back
-        return CompressedLayer(latents, pool.table, self.window, kind, types.v, *numbers, compressed, keys)
+        return CompressedCache(latents, pool.table, self.window, kind, types.v, *numbers, compressed, keys)

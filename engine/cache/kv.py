@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from engine.arrays import A
-from engine.cache.pages import SPARE, Paging, Space, Store, Zeros
+from engine.cache.pages import SPARE, PagedMemory, Paging, Store, Zeros
 from engine.cache.types import CHUNK, CacheType, Types
 from engine.limits import STEP_ROWS
 
@@ -31,7 +31,7 @@ def pass_rows(batch_size: int, n_ctx: int) -> int:
     return min(max(batch_size, STEP_ROWS), n_ctx)
 
 
-class Shape(ABC):
+class CacheSpec(ABC):
     """What one layer stores per position."""
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
@@ -47,7 +47,7 @@ class Shape(ABC):
         return []
 
     @abstractmethod
-    def layer(self, space: Space, types: Types) -> Any:
+    def allocate(self, memory: PagedMemory, types: Types) -> Any:
         """Allocate the memory."""
 
     def n_bytes(self, n_ctx: int, max_rows: int, types: Types, n_sequences: int = 1, capacity: int = 0) -> int:
@@ -59,7 +59,7 @@ class Shape(ABC):
 
 
 @dataclass(frozen=True)
-class LayerShape(Shape):
+class AttentionCacheSpec(CacheSpec):
     """What an attention layer stores per position: n_head_kv keys of d_k and values of d_v; window 0 = all positions."""
 
     n_head_kv: int
@@ -77,16 +77,16 @@ class LayerShape(Shape):
         position = types.k.row_bytes(self.d_k) + types.v.row_bytes(self.d_v)
         return {self.paging: CHUNK * self.n_head_kv * position}
 
-    def layer(self, space: Space, types: Types) -> "LayerCache[Any]":
+    def allocate(self, memory: PagedMemory, types: Types) -> "AttentionCache[Any]":
         """Allocate the pages."""
-        pool, heads, k, v = space.pool(self.paging), self.n_head_kv, types.k, types.v
-        keys = space.pages(pool, k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype, axis=1)
-        values = space.pages(pool, v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype, axis=1)
-        return LayerCache(keys, values, pool.table, self.window, k, v, heads, self.d_k, self.d_v)
+        pool, heads, k, v = memory.pool(self.paging), self.n_head_kv, types.k, types.v
+        keys = memory.pages(pool, k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype, axis=1)
+        values = memory.pages(pool, v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype, axis=1)
+        return AttentionCache(keys, values, pool.table, self.window, k, v, heads, self.d_k, self.d_v)
 
 
 @dataclass
-class LayerCache(Generic[A]):
+class AttentionCache(Generic[A]):
     """The pages of one layer: keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], float32 or the bits of
     float16; quantized ones are words [n_head_kv, pages, ...] (``engine/cache/types.py``).  table: int32 [sequences, chunks],
     the pages of the chunks of a sequence."""
@@ -107,12 +107,12 @@ class LayerCache(Generic[A]):
         return int(self.keys.shape[1])
 
 
-class KVCache(Space):
+class KVCache(PagedMemory):
     """The memory of all layers.  What it holds is known to ``engine/cache/sequence.py``."""
 
     def __init__(
         self,
-        shapes: Sequence[Shape],
+        specs: Sequence[CacheSpec],
         n_ctx: int,
         max_rows: int,
         types: Types,
@@ -126,14 +126,14 @@ class KVCache(Space):
         NumPy arrays; others: rings that a model has for each sequence besides those of its layers; capacity: the positions
         that all sequences share, 0: n_ctx for each."""
         super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity)
-        self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, types, n_sequences, capacity) for s in shapes)
+        self.n_bytes = sum(spec.n_bytes(n_ctx, max_rows, types, n_sequences, capacity) for spec in specs)
         #: The bytes of a page of each kind, of all layers together.
         self.page_bytes: Counter[Paging] = Counter()
-        for shape in shapes:
-            self.page_bytes.update(shape.page_bytes(types))
-        self.layers: list[Any] = [shape.layer(self, types) for shape in shapes]
+        for spec in specs:
+            self.page_bytes.update(spec.page_bytes(types))
+        self.layers: list[Any] = [spec.allocate(self, types) for spec in specs]
         #: The kinds of rings that lose positions as others are stored.
-        self.rings = frozenset([*others, *(ring for s in shapes for ring in s.rings(max_rows))])
+        self.rings = frozenset([*others, *(ring for spec in specs for ring in spec.rings(max_rows))])
 
     @property
     def rewind(self) -> int:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from engine.arrays import A
-from engine.cache.kv import Shape
-from engine.cache.pages import Paging, Space
+from engine.cache.kv import CacheSpec
+from engine.cache.pages import PagedMemory, Paging
 from engine.cache.types import CHUNK, CacheType, Types
 
 
 @dataclass(frozen=True)
-class LatentShape(Shape):
+class LatentCacheSpec(CacheSpec):
     """What a layer with latent attention stores per position: ``width`` elements.  It sees the whole context."""
 
     width: int
@@ -24,10 +24,10 @@ class LatentShape(Shape):
         """The bytes of a page."""
         return {Paging(): CHUNK * types.k.row_bytes(self.width)}
 
-    def layer(self, space: Space, types: Types) -> "LatentCache[Any]":
+    def allocate(self, memory: PagedMemory, types: Types) -> "LatentCache[Any]":
         """Allocate the pages."""
-        pool = space.pool(Paging())
-        rows = space.pages(pool, (pool.n_pages, CHUNK, self.width), types.k.dtype)
+        pool = memory.pool(Paging())
+        rows = memory.pages(pool, (pool.n_pages, CHUNK, self.width), types.k.dtype)
         return LatentCache(rows, pool.table, types.k, types.v, self.width)
 
 

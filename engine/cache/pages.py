@@ -204,7 +204,7 @@ class Paged:
     axis: int
 
 
-class Space:
+class PagedMemory:
     """Room for ``n_sequences`` sequences of at most ``n_ctx`` positions, stored at most ``max_rows`` at a time."""
 
     def __init__(

@@ -18,8 +18,8 @@ from typing import Any, Generic, cast
 import numpy as np
 
 from engine.arrays import A
-from engine.cache.kv import Ring, Shape
-from engine.cache.pages import Space
+from engine.cache.kv import CacheSpec, Ring
+from engine.cache.pages import PagedMemory
 from engine.cache.types import CHUNK, Types
 from engine.limits import STEP_ROWS
 
@@ -29,7 +29,7 @@ chunk."""
 
 
 @dataclass
-class Rows(Generic[A]):
+class StoredRows(Generic[A]):
     """Entries ``first`` .. ``end`` - 1 of a ring, whose entry i is in row i % length, or, with ``pages``, of pages of 64
     rows: entry i is in page ``pages[i // 64]``.  name: what they are."""
 
@@ -53,7 +53,7 @@ class Rows(Generic[A]):
 
 
 @dataclass
-class RecurrentLayer(Generic[A]):
+class RecurrentCache(Generic[A]):
     """The memory of a recurrent layer, for each of some sequences.
 
     conv: float32 [sequences, length, n_channels], the inputs of position p in row p % length; states: float32 [sequences,
@@ -68,26 +68,26 @@ class RecurrentLayer(Generic[A]):
     deltas: A
     decays: A
 
-    def read(self, slot: int, position: int, n_conv: int) -> list[Rows[A]]:
+    def read(self, slot: int, position: int, n_conv: int) -> list[StoredRows[A]]:
         """What a pass of the sequence in ``slot`` that begins at ``position`` reads."""
         chunk = position // SPAN
         inputs, state, tokens = (max(0, position - n_conv + 1), position), (chunk, chunk + (chunk > 0)), SPAN * chunk
         return self._rows(slot, inputs, state, (tokens, position))
 
-    def written(self, slot: int, first: int, end: int) -> list[Rows[A]]:
+    def written(self, slot: int, first: int, end: int) -> list[StoredRows[A]]:
         """What a pass of the sequence in ``slot`` over the positions [first, end) stores.  Of a long pass, the rings hold
         only the last entries."""
         return self._rows(slot, (first, end), (first // SPAN + 1, end // SPAN + 1), (first, end))
 
     def _rows(
         self, slot: int, inputs: tuple[int, int], state: tuple[int, int], tokens: tuple[int, int]
-    ) -> list[Rows[A]]:
+    ) -> list[StoredRows[A]]:
         return [
-            Rows("inputs", of_sequence(self.conv, slot), *inputs),
-            Rows("state", of_sequence(self.states, slot), *state),
-            Rows("keys", of_sequence(self.keys, slot), *tokens),
-            Rows("deltas", of_sequence(self.deltas, slot), *tokens),
-            Rows("decays", of_sequence(self.decays, slot), *tokens),
+            StoredRows("inputs", of_sequence(self.conv, slot), *inputs),
+            StoredRows("state", of_sequence(self.states, slot), *state),
+            StoredRows("keys", of_sequence(self.keys, slot), *tokens),
+            StoredRows("deltas", of_sequence(self.deltas, slot), *tokens),
+            StoredRows("decays", of_sequence(self.decays, slot), *tokens),
         ]
 
 
@@ -97,7 +97,7 @@ def of_sequence(array: A, slot: int) -> A:
 
 
 @dataclass(frozen=True)
-class RecurrentShape(Shape):
+class RecurrentCacheSpec(CacheSpec):
     """What a recurrent layer stores: n_channels inputs of a convolution of n_conv taps, and n_v matrices [d, d] with lists of
     n_k keys and n_v deltas per token, so that at least ``rewind`` tokens can be rolled back at any time."""
 
@@ -131,12 +131,12 @@ class RecurrentShape(Shape):
         whole: after ``end`` positions, chunk end // 16 and the ``slots`` - 1 before it are still there."""
         return [Ring(SPAN - 1, SPAN * self.slots - 1), Ring(self.n_conv - 1, self.length(max_rows))]
 
-    def layer(self, space: Space, types: Types) -> RecurrentLayer[Any]:
+    def allocate(self, memory: PagedMemory, types: Types) -> RecurrentCache[Any]:
         """Allocate the rings."""
-        n, tokens, n_v, d = space.n_sequences, SPAN * self.slots, self.n_v, self.d
-        shapes = [(n, self.length(space.max_rows), self.n_channels), (n, self.slots, n_v, d, d)]
+        n, tokens, n_v, d = memory.n_sequences, SPAN * self.slots, self.n_v, self.d
+        shapes = [(n, self.length(memory.max_rows), self.n_channels), (n, self.slots, n_v, d, d)]
         shapes += [(n, tokens, self.n_k, d), (n, tokens, n_v, d), (n, tokens, n_v)]
-        return RecurrentLayer(*(space.zeros(shape, np.float32) for shape in shapes))
+        return RecurrentCache(*(memory.zeros(shape, np.float32) for shape in shapes))
 
 
 @dataclass

@@ -6,7 +6,7 @@ Shapes and times are described in ``engine/cpu/operations.py``.
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.kv import LayerCache
+from engine.cache.kv import AttentionCache
 from engine.cache.types import BLOCK, CacheType
 from engine.cpu import attention, integer_attention, integer_cache, quantized_cache
 from engine.cpu.runtime.program import TILE_NS
@@ -39,7 +39,7 @@ class CacheOperations(Recorder):
 
     def append(
         self,
-        cache: LayerCache[np.ndarray],
+        cache: AttentionCache[np.ndarray],
         k: np.ndarray,
         v: np.ndarray,
         positions: np.ndarray,
@@ -86,7 +86,7 @@ class CacheOperations(Recorder):
     def attend(
         self,
         q: np.ndarray,
-        cache: LayerCache[np.ndarray],
+        cache: AttentionCache[np.ndarray],
         positions: np.ndarray,
         scale: float,
         window: int | None = None,

@@ -6,7 +6,7 @@ Shapes and times are described in ``engine/cpu/operations.py``.
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.compressed import Blocks, CompressedLayer
+from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.types import CHUNK
 from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cpu.cache_operations import CacheOperations
@@ -74,7 +74,7 @@ class CompressedOperations(CacheOperations):
         self.do(rope.rotate_tail, heads[0], *given, heads[1], items=rows * n_head, ns=20.0 + 0.5 * d)
         return out
 
-    def keep_latents(self, x: np.ndarray, memory: CompressedLayer[np.ndarray], batch: Batch[np.ndarray]) -> None:
+    def keep_latents(self, x: np.ndarray, memory: CompressedCache[np.ndarray], batch: Batch[np.ndarray]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
         given = x, batch.positions, self.slots_of(batch), memory.table, memory.latents
         self.do(compressed_attention.append, *given, items=x.shape[0], ns=1.0 * x.shape[1])
@@ -152,7 +152,7 @@ class CompressedOperations(CacheOperations):
     def attend_compressed(
         self,
         q: np.ndarray,
-        memory: CompressedLayer[np.ndarray],
+        memory: CompressedCache[np.ndarray],
         batch: Batch[np.ndarray],
         scale: float,
         sinks: np.ndarray,

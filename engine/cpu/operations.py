@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.kv import LayerCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.kv import AttentionCache
+from engine.cache.recurrent import RecurrentCache
 from engine.cpu import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, softcap
 from engine.cpu.compressed_operations import CompressedOperations
 from engine.cpu.products import dense, matmul, quantize, router
@@ -201,7 +201,7 @@ class PassOperations(CompressedOperations):
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        cache: LayerCache[np.ndarray],
+        cache: AttentionCache[np.ndarray],
         batch: Batch[np.ndarray],
         table: np.ndarray | None,
     ) -> np.ndarray:
@@ -227,7 +227,7 @@ class PassOperations(CompressedOperations):
         self,
         heads: Heads[np.ndarray],
         q: np.ndarray,
-        cache: LayerCache[np.ndarray],
+        cache: AttentionCache[np.ndarray],
         batch: Batch[np.ndarray],
         last: np.ndarray,
         table: np.ndarray | None,
@@ -281,7 +281,7 @@ class PassOperations(CompressedOperations):
         heads: Heads[np.ndarray],
         k: np.ndarray,
         v: np.ndarray,
-        cache: LayerCache[np.ndarray],
+        cache: AttentionCache[np.ndarray],
         batch: Batch[np.ndarray],
         table: np.ndarray | None,
     ) -> None:
@@ -309,7 +309,7 @@ class PassOperations(CompressedOperations):
         net: DeltaNet[np.ndarray],
         x: np.ndarray,
         gates: Sequence[np.ndarray],
-        memory: RecurrentLayer[np.ndarray],
+        memory: RecurrentCache[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> np.ndarray:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
@@ -330,7 +330,7 @@ class PassOperations(CompressedOperations):
         return out.reshape(rows, -1)
 
     def convolved(
-        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], batch: Batch[np.ndarray]
+        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentCache[np.ndarray], batch: Batch[np.ndarray]
     ) -> np.ndarray:
         """The inputs of the rule made from x: float32 [rows, n_channels], queries and keys, normalized, and values."""
         rows, channels = x.shape

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Batch
-from engine.cache.kv import KVCache, LayerCache
+from engine.cache.kv import AttentionCache, KVCache
 from engine.cache.latent import LatentCache
-from engine.cache.recurrent import SPAN, RecurrentLayer
+from engine.cache.recurrent import SPAN, RecurrentCache
 from engine.compile.jobs import Job
 from engine.cuda import (
     add,
@@ -466,7 +466,7 @@ class Backend(CompressedOperations):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        cache: LayerCache[Tensor],
+        cache: AttentionCache[Tensor],
         batch: Batch[Tensor],
         table: Tensor | None,
     ) -> Tensor | Deferred:
@@ -486,7 +486,7 @@ class Backend(CompressedOperations):
         self,
         heads: Heads[Tensor],
         q: Tensor,
-        cache: LayerCache[Tensor],
+        cache: AttentionCache[Tensor],
         batch: Batch[Tensor],
         last: Tensor,
         table: Tensor | None,
@@ -507,7 +507,7 @@ class Backend(CompressedOperations):
         heads: Heads[Tensor],
         k: Tensor,
         v: Tensor,
-        cache: LayerCache[Tensor],
+        cache: AttentionCache[Tensor],
         batch: Batch[Tensor],
         table: Tensor | None,
     ) -> None:
@@ -546,7 +546,7 @@ class Backend(CompressedOperations):
         net: DeltaNet[Tensor],
         x: Tensor,
         gates: Sequence[Tensor],
-        memory: RecurrentLayer[Tensor],
+        memory: RecurrentCache[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].

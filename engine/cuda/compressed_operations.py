@@ -6,7 +6,7 @@ Shapes are described in ``engine/ops/operations.py``; the recording in ``engine/
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.compressed import Blocks, CompressedLayer
+from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.types import CHUNK
 from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cuda.products.grouped import Grouped, group_ids
@@ -88,7 +88,7 @@ class CompressedOperations:
         self.recorder.launch(kernel, (n_head, rows), 256, arguments, result=out)
         return out
 
-    def keep_latents(self, x: Tensor, memory: CompressedLayer[Tensor], batch: Batch[Tensor]) -> None:
+    def keep_latents(self, x: Tensor, memory: CompressedCache[Tensor], batch: Batch[Tensor]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
         rows, d = x.shape
         of_rows = (batch.positions, self.recorder.slots_of(batch))
@@ -173,7 +173,7 @@ class CompressedOperations:
     def attend_compressed(
         self,
         q: Tensor,
-        memory: CompressedLayer[Tensor],
+        memory: CompressedCache[Tensor],
         batch: Batch[Tensor],
         scale: float,
         sinks: Tensor,

@@ -10,13 +10,13 @@ import numpy as np
 from engine.arrays import Array, Batch, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.pages import Paging
-from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, of_sequence
+from engine.cache.recurrent import RecurrentCacheSpec, Snapshot, StoredRows, of_sequence
 from engine.cache.sequence import Sequence
 from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
 from engine.models.loader import Loader
-from engine.models.needs import hidden_ring, layer_shapes
+from engine.models.needs import cache_specs, hidden_ring
 from engine.ops.operations import Drafter, Ops, SplitPass
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
@@ -61,13 +61,13 @@ class Model(Loader):
         config = self.config
         # The cache comes last, when the tensors have confirmed the sizes in the metadata.
         others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
-        shapes = layer_shapes(config, rewind)
-        self.cache = KVCache(shapes, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
+        specs = cache_specs(config, rewind)
+        self.cache = KVCache(specs, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
         #: What the cache holds.
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         self.sequence = self.sequences[0]
         #: The number of chunks that recurrent layers keep; 0 without such layers.
-        self.slots = max((shape.slots for shape in shapes if isinstance(shape, RecurrentShape)), default=0)
+        self.slots = max((spec.slots for spec in specs if isinstance(spec, RecurrentCacheSpec)), default=0)
 
     def load_layer(self, il: int) -> Any:
         """The weights of layer ``il``."""
@@ -124,7 +124,7 @@ class Model(Loader):
         return found
 
     def memory(self, il: int) -> Any:
-        """The memory that layer il reads: ``LayerCache``, ``LatentCache``, ``RecurrentLayer`` or ``CompressedLayer``."""
+        """The memory that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``."""
         return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int, sequence: Sequence | None = None) -> None:
@@ -162,13 +162,13 @@ class Model(Loader):
                     self.ops.store(rows.ring, run.start, array[at : at + count])
                     at += count
 
-    def remembered(self, length: int, sequence: Sequence | None = None) -> Iterator[Rows[Array]]:
+    def remembered(self, length: int, sequence: Sequence | None = None) -> Iterator[StoredRows[Array]]:
         """What a pass after ``length`` tokens of a sequence needs besides keys and values.  None: that in slot 0."""
         sequence = sequence or self.sequence
         slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             mixer = self.config.all_layers[il].mixer
-            needed: list[Rows[Array]] = []
+            needed: list[StoredRows[Array]] = []
             if isinstance(mixer, DeltaNetConfig):
                 needed = layer.read(slot, length, mixer.n_conv)
             elif isinstance(mixer, CompressedConfig):
@@ -177,7 +177,7 @@ class Model(Loader):
                 yield replace(rows, name=f"{rows.name} of layer {il}")
         if self.mtp is not None:
             hidden = of_sequence(self.mtp.hidden, slot)
-            yield Rows("output of the trunk", hidden, max(0, length - 1), length)
+            yield StoredRows("output of the trunk", hidden, max(0, length - 1), length)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """Run the operations of a pass on the backend's arrays.  Returns the logits of the last ``n_logits`` rows, float32

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.arrays import Array, Batch, Matrix, Value
-from engine.cache.compressed import CompressedLayer
+from engine.cache.compressed import CompressedCache
 from engine.models.config import CompressedConfig
 from engine.models.loader import Loader
 from engine.ops.compressor import Compressor
@@ -61,7 +61,7 @@ class Compressed:
     indexer: Indexer | None
     eps: float
 
-    def mix(self, ops: Ops, n: Value, memory: CompressedLayer[Array], batch: Batch[Array]) -> Array:
+    def mix(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> Array:
         """The output for the normalized rows n [rows, n_embd]: float32 [rows, n_embd].  Their latents, and the rows of blocks
         that they complete, are stored in ``memory``."""
         c = self.config
@@ -92,13 +92,13 @@ class Compressed:
         (y,) = ops.matmul(ops.grouped_matmul(o, self.output_a, c.n_group), self.output_b)
         return y
 
-    def remember(self, ops: Ops, n: Value, memory: CompressedLayer[Array], batch: Batch[Array]) -> None:
+    def remember(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> None:
         """Store the latents of the normalized rows n [rows, n_embd] in ``memory``; there are no compressed rows."""
         assert self.rows is None
         (kv,) = ops.matmul(n, self.kv)
         self._keep(ops, kv, memory, batch)
 
-    def _keep(self, ops: Ops, kv: Array, memory: CompressedLayer[Array], batch: Batch[Array]) -> None:
+    def _keep(self, ops: Ops, kv: Array, memory: CompressedCache[Array], batch: Batch[Array]) -> None:
         x = ops.rotate_tail(kv, 1, batch, self.table, self.kv_norm, self.eps)
         if self.config.rounded:
             x = ops.round_latents(x, self.config.rope.n_rot)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from engine.cache.compressed import CompressedShape
-from engine.cache.kv import LayerShape, Ring, Shape, pass_rows
-from engine.cache.latent import LatentShape
-from engine.cache.recurrent import RecurrentShape
+from engine.cache.compressed import CompressedCacheSpec
+from engine.cache.kv import AttentionCacheSpec, CacheSpec, Ring, pass_rows
+from engine.cache.latent import LatentCacheSpec
+from engine.cache.recurrent import RecurrentCacheSpec
 from engine.cache.types import CHUNK, Types
 from engine.models.config import (
     AttentionConfig,
@@ -34,8 +34,8 @@ def context_bytes(
     tables of pages, the angles of rotations, and what a pass needs."""
     most = pass_rows(rows, n_ctx)
     sizes = n_ctx, most, types, n_sequences, capacity
-    shapes = layer_shapes(config, rewind)
-    cache = sum(shape.n_bytes(*sizes) for shape in shapes) + table_bytes(shapes, types, n_ctx, n_sequences)
+    specs = cache_specs(config, rewind)
+    cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp is not None:
         cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity * n_sequences
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
@@ -48,27 +48,27 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
     return max(scratch, default=0) + rows * (row_bytes(config) + score_bytes(config, n_ctx))
 
 
-def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
+def cache_specs(config: ModelConfig, rewind: int) -> list[CacheSpec]:
     """The shape of the memory of each layer that has one; the layer that drafts comes last.  rewind: the number of latest
     tokens that recurrent layers can roll back."""
-    shapes: list[Shape] = []
+    specs: list[CacheSpec] = []
     for il in config.owners:
         m = config.all_layers[il].mixer
         if isinstance(m, DeltaNetConfig):
-            shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
+            specs.append(RecurrentCacheSpec(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
         elif isinstance(m, LatentConfig):
-            shapes.append(LatentShape(m.width))
+            specs.append(LatentCacheSpec(m.width))
         elif isinstance(m, CompressedConfig):
             keys, top_k = (m.indexer.d, m.indexer.top_k) if m.indexer is not None else (0, 0)
-            shapes.append(CompressedShape(m.d, m.window, m.ratio, m.overlap, keys, top_k, rewind))
+            specs.append(CompressedCacheSpec(m.d, m.window, m.ratio, m.overlap, keys, top_k, rewind))
         else:
-            shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
-    return shapes
+            specs.append(AttentionCacheSpec(m.n_head_kv, m.d_k, m.d_v, m.window))
+    return specs
 
 
-def table_bytes(shapes: Iterable[Shape], types: Types, n_ctx: int, n_sequences: int) -> int:
+def table_bytes(specs: Iterable[CacheSpec], types: Types, n_ctx: int, n_sequences: int) -> int:
     """Bytes of the tables of pages, one for each kind of pages."""
-    kinds = {paging for shape in shapes for paging in shape.page_bytes(types)}
+    kinds = {paging for spec in specs for paging in spec.page_bytes(types)}
     return 4 * n_sequences * sum(paging.chunks(n_ctx) for paging in kinds)
 
 
@@ -80,7 +80,9 @@ def hidden_ring(max_rows: int, rewind: int) -> Ring:
 def slot_bytes(config: ModelConfig) -> int:
     """Bytes of a slot of all recurrent layers, a state and the lists of a chunk, and of what layers with compressed rows have
     in rings; 0 if there are no such layers."""
-    return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape | CompressedShape))
+    return sum(
+        spec.slot_bytes for spec in cache_specs(config, 1) if isinstance(spec, RecurrentCacheSpec | CompressedCacheSpec)
+    )
 
 
 def snapshot_bytes(config: ModelConfig) -> int:

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.cache.compressed import CompressedLayer
+from engine.cache.compressed import CompressedCache
 from engine.cache.kv import KVCache
 from engine.cache.latent import LatentCache
-from engine.cache.recurrent import SPAN, RecurrentLayer
+from engine.cache.recurrent import SPAN, RecurrentCache
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
 from engine.models.registry import read_config
@@ -77,7 +77,7 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
     total = 0.0
     visible = np.arange(first, first + count) + 1
     for layer in layers:
-        if isinstance(layer, RecurrentLayer):
+        if isinstance(layer, RecurrentCache):
             # A state is written where a chunk ends; the tokens of the chunk are read, and one is added.
             within = (visible - 1) % SPAN
             states = 1 + float((within == SPAN - 1).mean())
@@ -88,7 +88,7 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
         if isinstance(layer, LatentCache):
             total += layer.k_type.row_bytes(layer.width) * float(visible.mean())
             continue
-        if isinstance(layer, CompressedLayer):
+        if isinstance(layer, CompressedCache):
             total += _compressed_bytes(layer, visible)
             continue
         position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
@@ -97,7 +97,7 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
     return total
 
 
-def _compressed_bytes(layer: CompressedLayer[Any], visible: np.ndarray) -> float:
+def _compressed_bytes(layer: CompressedCache[Any], visible: np.ndarray) -> float:
     """The mean number of bytes that tokens which see ``visible`` positions read in a layer with compressed rows: latents,
     rows, and keys of the indexer."""
     size = layer.k_type.row_bytes(1)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import A, Array, Batch, M, Matrix, V, Value
-from engine.cache.compressed import Blocks, CompressedLayer
-from engine.cache.kv import KVCache, LayerCache
+from engine.cache.compressed import Blocks, CompressedCache
+from engine.cache.kv import AttentionCache, KVCache
 from engine.cache.latent import LatentCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
 from engine.decode.sampler import SamplingParams
@@ -324,7 +324,9 @@ class Operations(Protocol[A, V, M]):
         """(rms_norm(m * scale, weight, eps) + e) / sqrt(2), each run of n elements by itself (Gemma 3n's per-layer
         embeddings): m, e [rows, layers * n], weight [n]; float32 [layers, rows, n]."""
 
-    def attention(self, heads: Heads[A], q: A, k: A, v: A, cache: LayerCache[A], batch: Batch[A], table: A | None) -> V:
+    def attention(
+        self, heads: Heads[A], q: A, k: A, v: A, cache: AttentionCache[A], batch: Batch[A], table: A | None
+    ) -> V:
         """Store k and v in the cache at the rows' positions, then attend q over the cache up to each row's own position:
         float32 [rows, n_head * d_v].
 
@@ -339,13 +341,13 @@ class Operations(Protocol[A, V, M]):
         """
 
     def attend_past(
-        self, heads: Heads[A], q: A, cache: LayerCache[A], batch: Batch[A], last: A, table: A | None, window: int
+        self, heads: Heads[A], q: A, cache: AttentionCache[A], batch: Batch[A], last: A, table: A | None, window: int
     ) -> V:
         """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
         up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
         Nothing is stored."""
 
-    def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Batch[A], table: A | None) -> None:
+    def remember(self, heads: Heads[A], k: A, v: A, cache: AttentionCache[A], batch: Batch[A], table: A | None) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
 
@@ -364,7 +366,7 @@ class Operations(Protocol[A, V, M]):
     def remember_latent(self, latent: Latent[A, M], c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]) -> None:
         """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
 
-    def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentLayer[A], batch: Batch[A]) -> A:
+    def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentCache[A], batch: Batch[A]) -> A:
         """The gated delta rule (Yang et al. 2024): x [rows, n_channels] passes through a causal convolution and silu and is
         split into q, k and v; q and k are normalized; then for each value head, with its state S [d, d] and the queries and
         keys of the head that ``net`` assigns to it, row by row,
@@ -423,7 +425,7 @@ class Operations(Protocol[A, V, M]):
         """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
         position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
 
-    def keep_latents(self, x: A, memory: CompressedLayer[A], batch: Batch[A]) -> None:
+    def keep_latents(self, x: A, memory: CompressedCache[A], batch: Batch[A]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
 
     def compress(
@@ -463,7 +465,7 @@ class Operations(Protocol[A, V, M]):
     def attend_compressed(
         self,
         q: A,
-        memory: CompressedLayer[A],
+        memory: CompressedCache[A],
         batch: Batch[A],
         scale: float,
         sinks: A,

@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.compressed import CompressedLayer
+from engine.cache.compressed import CompressedCache
 from engine.cache.latent import LatentCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import RecurrentCache
 from engine.cuda.accept import MOST_ROWS
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
@@ -96,14 +96,14 @@ class Comparison:
         for (what, mine), (_, theirs) in zip(*both, strict=True):
             yield Check(f"{what}: ", mine, theirs)
         for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
-            if isinstance(a, RecurrentLayer):
+            if isinstance(a, RecurrentCache):
                 continue
             if isinstance(a, LatentCache):
                 at = np.arange(self.gpu.sequence.length)
                 mine, theirs = rows_at((a.rows, a.table), at), rows_at((download(b.rows), download(b.table)), at)
                 yield Check(f"latents of layer {il}, among the visible positions", mine, theirs)
                 continue
-            if isinstance(a, CompressedLayer):
+            if isinstance(a, CompressedCache):
                 yield from self._row_checks(il, a, b)
                 continue
             layers = (a, replace(b, keys=download(b.keys), values=download(b.values), table=download(b.table)))
@@ -111,7 +111,7 @@ class Comparison:
             for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
 
-    def _row_checks(self, il: int, a: CompressedLayer[np.ndarray], b: CompressedLayer[Tensor]) -> Iterator[Check]:
+    def _row_checks(self, il: int, a: CompressedCache[np.ndarray], b: CompressedCache[Tensor]) -> Iterator[Check]:
         """Checks of the compressed rows of layer ``il`` that the next token can see."""
         at = np.arange(self.gpu.sequence.length // max(a.ratio, 1))
         download = self.gpu.model.ops.download

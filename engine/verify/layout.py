@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from engine.cache.kv import LayerCache
+from engine.cache.kv import AttentionCache
 from engine.cache.recurrent import SPAN
 from engine.cache.types import BLOCK, CHUNK, CacheType
 from engine.compile.family import family
@@ -227,7 +227,7 @@ def stored(
     return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
 
 
-def moved_pages(layer: LayerCache, pages: np.ndarray, n_pages: int, end: int) -> LayerCache:
+def moved_pages(layer: AttentionCache, pages: np.ndarray, n_pages: int, end: int) -> AttentionCache:
     """The chunks with positions before ``end`` of the sequence in slot 0 of a layer in NumPy arrays, copied into ``n_pages``
     pages, of which pages[c], int32 [chunks], holds chunk c."""
     copies = []
@@ -263,7 +263,7 @@ def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndar
             yield rows.name, np.concatenate(runs)
 
 
-def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
+def cached(layer: AttentionCache, length: int) -> tuple[np.ndarray, np.ndarray]:
     """What a pass of the sequence in slot 0 after position ``length`` - 1 can see of a layer in NumPy arrays: keys
     [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v], or their words if they are quantized.  It does not
     depend on the pages."""

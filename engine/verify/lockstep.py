@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.kv import KVCache, LayerCache
-from engine.cache.recurrent import SPAN, RecurrentLayer, Rows, of_sequence
+from engine.cache.kv import AttentionCache, KVCache
+from engine.cache.recurrent import SPAN, RecurrentCache, StoredRows, of_sequence
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
 from engine.cuda.products.quantize import is_wide
@@ -501,7 +501,7 @@ class Lockstep:
         ]
 
     def _appended(
-        self, cache: Given, positions: np.ndarray, device_cache: LayerCache[Tensor], values: dict[str, Tensor]
+        self, cache: Given, positions: np.ndarray, device_cache: AttentionCache[Tensor], values: dict[str, Tensor]
     ) -> list[Check]:
         """Checks of what a rotation kernel stored in the cache and passes to attention."""
         gpu, chunks, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
@@ -593,9 +593,9 @@ class Lockstep:
         """Checks of what a kernel of an operation stored in rings by position."""
         positions = args[-1].positions.cpu
         first, end = int(positions[0]), int(positions[0]) + positions.size
-        written: list[tuple[Rows[Any], Rows[Any]]]
+        written: list[tuple[StoredRows[Any], StoredRows[Any]]]
         if name == "keep_rows":
-            both = [Rows[Any]("row", of_sequence(ring, 0), first, end) for ring in sides(args[0])]
+            both = [StoredRows[Any]("row", of_sequence(ring, 0), first, end) for ring in sides(args[0])]
             written = [(both[0], both[1])]
         else:
             of_cpu, of_gpu = (memory.written(0, first, end) for memory in sides(args[3]))
@@ -645,10 +645,10 @@ class Lockstep:
 
         def fresh(value: Given) -> Given:
             """The CPU's value in fresh device memory."""
-            if isinstance(value, RecurrentLayer):
+            if isinstance(value, RecurrentCache):
                 assert before is not None
-                return RecurrentLayer(*(gpu.upload(ring[None]) for ring in before))
-            if isinstance(value, LayerCache):
+                return RecurrentCache(*(gpu.upload(ring[None]) for ring in before))
+            if isinstance(value, AttentionCache):
                 mine, theirs = sides(value)
                 moved = moved_pages(mine, gpu.download(theirs.table[:1])[0], theirs.pages, end)
                 arrays = {name: gpu.upload(getattr(moved, name)) for name in ("keys", "values", "table")}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
-from engine.cache.kv import KVCache, LayerShape
-from engine.cache.pages import NoPages, PagePool, Paging, Space
+from engine.cache.kv import AttentionCacheSpec, KVCache
+from engine.cache.pages import NoPages, PagedMemory, PagePool, Paging
 from engine.cache.sequence import Sequence, first_key, keys_of
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError, UsageError
@@ -19,17 +19,17 @@ from tests.tiers import examples
 
 
 def cache(window: int, n_ctx: int = 1000, max_rows: int = 32, n_sequences: int = 1) -> KVCache:
-    return KVCache([LayerShape(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros, n_sequences=n_sequences)
+    return KVCache([AttentionCacheSpec(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros, n_sequences=n_sequences)
 
 
 def test_sliding_layers_hold_only_their_window() -> None:
-    full, sliding = LayerShape(1, 8, 8, 0).paging, LayerShape(1, 8, 8, 512).paging
+    full, sliding = AttentionCacheSpec(1, 8, 8, 0).paging, AttentionCacheSpec(1, 8, 8, 512).paging
     assert full.chunks(32768) == full.held(32768, 128) == full.pages(32768, 128, 1) == 512
     assert sliding.chunks(32768) == 512 and sliding.chunks(100) == sliding.held(100, 128) == 2
     # Positions of the window, tokens that may be rolled back, and the rows of a pass, from the middle of a page on.
     assert sliding.held(32768, 128) == sliding.pages(32768, 128, 1) == 12
     assert sliding.held(32768, 48) == 11 and sliding.pages(32768, 128, 4) >= 4 * 11 + 1
-    shape = LayerShape(2, 64, 32, 0)
+    shape = AttentionCacheSpec(2, 64, 32, 0)
     assert shape.n_bytes(128, 64, F16) == 128 * 2 * (64 + 32) * 2 == shape.n_bytes(128, 64, F16, 5) // 5
     for memory in (cache(100), cache(100, n_sequences=3)):
         assert sum(a.nbytes for a in (memory.layers[0].keys, memory.layers[0].values)) == memory.n_bytes
@@ -37,7 +37,7 @@ def test_sliding_layers_hold_only_their_window() -> None:
 
 def test_keys_and_values_have_their_own_types() -> None:
     types = Types(CACHE_TYPES["q8_0"], CACHE_TYPES["f16"])
-    layer = layer_of(LayerShape(2, 64, 32, 0), 128, 64, types, np.zeros)
+    layer = layer_of(AttentionCacheSpec(2, 64, 32, 0), 128, 64, types, np.zeros)
     assert (layer.k_type, layer.v_type) == (types.k, types.v)
     # A page of keys: 64 positions of 64 bytes, and a float16 scale for every 32 of them.
     assert layer.k_type.integer_words(64) == 64 * 64 // 4
@@ -45,14 +45,19 @@ def test_keys_and_values_have_their_own_types() -> None:
 
 
 def test_a_layer_knows_the_sizes_of_its_pages() -> None:
-    layer = layer_of(LayerShape(2, 64, 32, 0), 320, 64, F32, np.zeros, n_sequences=2)
+    layer = layer_of(AttentionCacheSpec(2, 64, 32, 0), 320, 64, F32, np.zeros, n_sequences=2)
     assert layer.keys.shape == (layer.n_head_kv, layer.pages, layer.d_k, 64) == (2, 10, 64, 64)
     assert layer.values.shape == (layer.n_head_kv, layer.pages, 64, layer.d_v) == (2, 10, 64, 32)
     assert sorted(layer.table.ravel()) == list(range(10)) and layer.table.shape == (2, 5)
 
 
 def test_layers_of_one_kind_share_a_table() -> None:
-    shapes = [LayerShape(1, 8, 8), LayerShape(2, 32, 16, 100), LayerShape(4, 16, 8), LayerShape(1, 8, 8, 100)]
+    shapes = [
+        AttentionCacheSpec(1, 8, 8),
+        AttentionCacheSpec(2, 32, 16, 100),
+        AttentionCacheSpec(4, 16, 8),
+        AttentionCacheSpec(1, 8, 8, 100),
+    ]
     memory = KVCache(shapes, 640, 32, F32, np.zeros, n_sequences=2)
     a, b, c, d = memory.layers
     assert len(memory.pools) == 2 and a.table is c.table and b.table is d.table and a.table is not b.table
@@ -112,7 +117,7 @@ def test_changes_of_a_table_are_published_at_once() -> None:
         target[first : first + len(rows)] = rows
         written.append(first)
 
-    space = Space(256, 16, np.zeros, write, n_sequences=3)
+    space = PagedMemory(256, 16, np.zeros, write, n_sequences=3)
     pool = space.pool(Paging())
     assert pool is space.pool(Paging()) and pool.table.dtype == np.int32
     pool.place(2, 1, 7)
@@ -208,7 +213,7 @@ def test_no_page_is_lost_or_held_twice(steps: list[tuple[int, str, int, int]], w
     def write(target: np.ndarray, first: int, rows: np.ndarray) -> None:
         target[first : first + len(rows)] = rows
 
-    shapes = [LayerShape(1, 2, 2), LayerShape(1, 2, 2, window)]
+    shapes = [AttentionCacheSpec(1, 2, 2), AttentionCacheSpec(1, 2, 2, window)]
     memory = KVCache(shapes, 640, 100, F32, np.zeros, write if on_device else None, n_sequences=3)
     sequences = [Sequence(memory, slot) for slot in range(3)]
     for slot, action, n, back in steps:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from engine.arrays import Batch
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
 from engine.cpu import attention, quantized_cache
@@ -58,7 +58,7 @@ def run(
 ) -> np.ndarray:
     """Append and attend batch by batch, with a cache whose keys and values have one type."""
     ops = Backend(threads)
-    shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
+    shape = AttentionCacheSpec(k.shape[1], k.shape[2], v.shape[2], window)
     cache = KVCache([shape], len(k), max(batches), F16 if half else F32, ops.zeros)
     return in_batches(ops, cache, q, k, v, batches)
 
@@ -110,7 +110,7 @@ def test_hidden_lanes_never_show(window: int, poison: float) -> None:
     ops = Backend()
     outputs = []
     for fill in (0.0, poison):
-        layer = layer_of(LayerShape(1, 64, 80, window), 200, 100, F32, ops.zeros)
+        layer = layer_of(AttentionCacheSpec(1, 64, 80, window), 200, 100, F32, ops.zeros)
         layer.keys[:] = fill
         layer.values[:] = fill
         positions = np.arange(100, dtype=np.int32)
@@ -206,7 +206,7 @@ def test_rows_of_several_sequences_are_those_computed_alone(kinds: str, window: 
     """In one pass: rows of three sequences, in other slots and pages, of which one row occurs twice; with what is before them
     stored in passes of all sequences as well.  What no row owns is unchanged."""
     rng, d, types = np.random.default_rng(1), 32, Types(*(CACHE_TYPES[name] for name in kinds.split()))
-    shape, heads = LayerShape(2, d, d, window), Heads[np.ndarray](6, 2, d, d, True, SCALE, 1e-6, None, None)
+    shape, heads = AttentionCacheSpec(2, d, d, window), Heads[np.ndarray](6, 2, d, d, True, SCALE, 1e-6, None, None)
     # Slot, number of positions before the pass, rows of the pass.
     parts = [(2, 130, 20), (0, 0, 1), (3, 63, 5)]
     joint = layer_of(shape, 256, 64, types, np.zeros, n_sequences=4, seed=1)
@@ -257,7 +257,7 @@ def with_sinks(
 ) -> np.ndarray:
     """All rows in one pass: [rows, heads, d_v]."""
     ops, n = Backend(1), len(k)
-    shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
+    shape = AttentionCacheSpec(k.shape[1], k.shape[2], v.shape[2], window)
     layer = layer_of(shape, n, n, Types(CACHE_TYPES[kind], CACHE_TYPES[kind]), ops.zeros)
     positions = np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, positions)
@@ -354,7 +354,7 @@ def test_chunks_are_joined_in_groups(sink: float | None) -> None:
     q, k, v = inputs(n, 2, 1, 4, 3)
     q, v[..., 0] = np.abs(q), np.float32(-1e-45)
     k[::CHUNK], v[::CHUNK, :, 0] = k[::CHUNK] + 8, 0
-    layer = layer_of(LayerShape(1, 4, 3), n, n, F32, Backend(1).zeros)
+    layer = layer_of(AttentionCacheSpec(1, 4, 3), n, n, F32, Backend(1).zeros)
     Backend(1).append(layer, k, v, np.arange(n, dtype=np.int32))
     given = [memory.reshape(1, layer.pages, -1).view(np.uint32) for memory in (layer.keys, layer.values)]
     slots = np.zeros(4, np.int32)
@@ -381,7 +381,7 @@ def test_more_than_a_group(half: bool) -> None:
     """Rows at every place of the groups, one by one and all at once."""
     n = (2 * GROUP + 1) * CHUNK + 5
     q, k, v = inputs(n, 2, 1, 8, 8)
-    layer = layer_of(LayerShape(1, 8, 8), n, n, F16 if half else F32, Backend(1).zeros)
+    layer = layer_of(AttentionCacheSpec(1, 8, 8), n, n, F16 if half else F32, Backend(1).zeros)
     ops, every = Backend(1), np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, every)
     for window in (0, 5 * CHUNK, GROUP * CHUNK + 1):
@@ -439,7 +439,7 @@ def test_norms_rotations_and_factors_against_float64(norm_after: bool, n_rot: in
         return normalized(rotated(wide), weight) if norm_after else rotated(normalized(wide, weight))
 
     ops = Backend(1)
-    layer, seen = layer_of(LayerShape(2, d, d), 64, rows, F32, ops.zeros), dict[str, np.ndarray]()
+    layer, seen = layer_of(AttentionCacheSpec(2, d, d), 64, rows, F32, ops.zeros), dict[str, np.ndarray]()
     ops.observe(lambda told: seen.update(told.values))
     ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, Batch(positions, positions), table)
     ops.observe(None)

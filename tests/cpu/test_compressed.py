@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from engine.arrays import Batch
-from engine.cache.compressed import Blocks, CompressedLayer, CompressedShape
-from engine.cache.kv import LayerShape
+from engine.cache.compressed import Blocks, CompressedCache, CompressedCacheSpec
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import F16, F32, Types
 from engine.cpu import compressed_attention, hyper, indexer
 from engine.cpu.backend import Backend
@@ -27,9 +27,9 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def memory(
-    shape: CompressedShape, n_ctx: int, max_rows: int, types: Types = F32, n_sequences: int = 1, seed: int = 0
-) -> CompressedLayer[np.ndarray]:
-    layer: CompressedLayer[np.ndarray] = layer_of(shape, n_ctx, max_rows, types, np.zeros, None, n_sequences, seed)
+    shape: CompressedCacheSpec, n_ctx: int, max_rows: int, types: Types = F32, n_sequences: int = 1, seed: int = 0
+) -> CompressedCache[np.ndarray]:
+    layer: CompressedCache[np.ndarray] = layer_of(shape, n_ctx, max_rows, types, np.zeros, None, n_sequences, seed)
     return layer
 
 
@@ -115,7 +115,7 @@ def compressed(ratio: int, overlap: int, batches: list[int], types: Types = F32,
     law = Compressor(ratio, overlap, draw(ratio, width, seed=3), draw(D, seed=4), 1e-6)
     angles = draw(n, N_ROT // 2, seed=5).astype(np.float64)
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(f32)
-    shape = CompressedShape(D, 32, ratio, overlap, D if transposed else 0, 1, 9)
+    shape = CompressedCacheSpec(D, 32, ratio, overlap, D if transposed else 0, 1, 9)
     layer, ops, first = memory(shape, n, max(batches), types), Backend(2), 0
     blocks = layer.keys if transposed else layer.compressed
     assert blocks is not None
@@ -165,7 +165,7 @@ def test_the_division_of_a_text_does_not_show_in_compressed_rows(ratio: int, ove
 @pytest.mark.parametrize(("top_k", "n_head"), [(5, 1), (64, 6), (100, 3)])
 def test_the_rows_with_the_largest_scores_are_chosen(types: Types, top_k: int, n_head: int) -> None:
     ratio, d, n_ctx = 4, 32, 1200
-    layer = memory(CompressedShape(8, 32, ratio, 2, d, top_k, 9), n_ctx, 8, types)
+    layer = memory(CompressedCacheSpec(8, 32, ratio, 2, d, top_k, 9), n_ctx, 8, types)
     keys = draw(n_ctx // ratio, d, seed=1).astype(np.float16).astype(f32)
     # Equal rows have equal scores.
     keys[40:80] = keys[:40]
@@ -204,7 +204,7 @@ def attend(
 ) -> tuple[np.ndarray, Any]:
     """Attention of single positions over drawn latents and rows, the result and what it is made of."""
     n_ctx, ops = max(positions) + 1, Backend(2)
-    layer = memory(CompressedShape(d, window, ratio, 1, 0, top_k, 9), n_ctx, 64, types)
+    layer = memory(CompressedCacheSpec(d, window, ratio, 1, 0, top_k, 9), n_ctx, 64, types)
     latents, rows = draw(n_ctx, d, seed=seed), draw(max(1, n_ctx // max(ratio, 1)), d, seed=seed + 1)
     if layer.compressed is not None:
         flat = rows_in(layer.compressed).copy()
@@ -247,8 +247,8 @@ def test_without_compressed_rows_it_is_attention(types: Types) -> None:
     """The same bits as with a cache of keys and one of values that are equal."""
     n_head, d, window, n = 4, 64, 100, 640
     ops, x, q, sinks = Backend(1), draw(n, d), draw(n, n_head * d, seed=1), draw(n_head, seed=2)
-    layer = memory(CompressedShape(d, window, 0, 1, 0, 0, 9), n, 128, types)
-    usual = layer_of(LayerShape(1, d, d, window), n, 128, types, np.zeros)
+    layer = memory(CompressedCacheSpec(d, window, 0, 1, 0, 0, 9), n, 128, types)
+    usual = layer_of(AttentionCacheSpec(1, d, d, window), n, 128, types, np.zeros)
     for first in range(0, n, 128):
         batch, span = rows_of(first, 128), slice(first, first + 128)
         ops.keep_latents(x[span], layer, batch)
@@ -281,7 +281,7 @@ def test_rows_of_several_sequences_are_computed_as_alone(types: Types) -> None:
     """Latents, compressed rows, keys, open blocks, choices and attention: the second pass of three sequences, one of which is
     longer than the ring of its open block, equals theirs in memories of their own."""
     ratio, overlap, n_head, top_k, d_key, n_ctx = 4, 2, 3, 3, 16, 400
-    shape = CompressedShape(D, 40, ratio, overlap, d_key, top_k, 9)
+    shape = CompressedCacheSpec(D, 40, ratio, overlap, d_key, top_k, 9)
     together, width, ops = memory(shape, n_ctx, 128, types, 3, seed=1), overlap * D, Backend(2)
     laws = [Compressor(ratio, overlap, draw(ratio, overlap * d, seed=3), draw(d, seed=4), 1e-6) for d in (D, d_key)]
     table, sinks = draw(n_ctx, 2, 4, seed=5), draw(n_head, seed=6)
@@ -322,7 +322,7 @@ def test_rows_of_several_sequences_are_computed_as_alone(types: Types) -> None:
 def test_copies_of_the_last_row_change_nothing(count: int) -> None:
     """The last row completes a block whose other tokens are in the pass, in the open block, or in both."""
     ratio, d, end = 4, 32, 80
-    shape = CompressedShape(d, 32, ratio, 2, d, 2, 9)
+    shape = CompressedCacheSpec(d, 32, ratio, 2, d, 2, 9)
     law, table = Compressor(ratio, 2, draw(ratio, 2 * d, seed=3), draw(d, seed=4), 1e-6), draw(end, 2, 4, seed=5)
     layers, ops = [memory(shape, end, 16, F32, 2) for _ in range(2)], Backend(2)
     runs = (0, 20, 3), (1, end - count, count)

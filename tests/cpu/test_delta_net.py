@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.arrays import Batch
-from engine.cache.recurrent import RecurrentLayer, RecurrentShape
+from engine.cache.recurrent import RecurrentCache, RecurrentCacheSpec
 from engine.cache.types import F32
 from engine.cpu import delta_net
 from engine.ops.delta_net import DeltaNet
@@ -62,17 +62,17 @@ def inputs(net: DeltaNet, n: int, seed: int = 1) -> Inputs:
     return Inputs(*(rng.standard_normal((n, size)).astype(F) for size in sizes))
 
 
-def empty_memory(net: DeltaNet, rewind: int, rows: int = 64, n_sequences: int = 1) -> RecurrentLayer:
+def empty_memory(net: DeltaNet, rewind: int, rows: int = 64, n_sequences: int = 1) -> RecurrentCache:
     """What an earlier answer may have stored, which a new one must not read.  rows: the most rows of a pass."""
-    shape = RecurrentShape(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
-    layer: RecurrentLayer = layer_of(
+    shape = RecurrentCacheSpec(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
+    layer: RecurrentCache = layer_of(
         shape, 0, rows, F32, lambda size, dtype: np.full(size, np.nan, dtype), n_sequences=n_sequences
     )
     return layer
 
 
 def run(
-    net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, threads: int = 2, slot: int = 0
+    net: DeltaNet, tokens: Inputs, memory: RecurrentCache, first: int = 0, threads: int = 2, slot: int = 0
 ) -> np.ndarray:
     """One pass over the tokens from position ``first`` on."""
     positions = np.arange(first, first + len(tokens.x), dtype=np.int32)
@@ -80,7 +80,7 @@ def run(
     return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, batch)
 
 
-def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentLayer]:
+def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentCache]:
     """Outputs, and a memory that keeps the states of all chunks and what all tokens add to them."""
     n = len(tokens.x)
     memory = empty_memory(net, n)
@@ -89,7 +89,7 @@ def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentLaye
     return out, memory
 
 
-def needed(net: DeltaNet, memory: RecurrentLayer, position: int) -> list[bytes]:
+def needed(net: DeltaNet, memory: RecurrentCache, position: int) -> list[bytes]:
     """What a pass at ``position`` reads, in the order of positions."""
     return [b"".join(rows.ring[run].tobytes() for run in rows.runs()) for rows in memory.read(0, position, net.n_conv)]
 
@@ -282,7 +282,7 @@ def test_rows_of_several_sequences(shape: tuple[Any, ...], runs: list[tuple[int,
     for slot, first, _ in runs:
         if first:
             run(net, texts[slot][:first], memory, slot=slot)
-    alone = RecurrentLayer(*(array.copy() for array in vars(memory).values()))
+    alone = RecurrentCache(*(array.copy() for array in vars(memory).values()))
     parts = [texts[slot][first : first + rows] for slot, first, rows in runs]
     expected = [run(net, part, alone, first, 1, slot) for part, (slot, first, _) in zip(parts, runs, strict=True)]
     out = together(net, parts, runs, memory)
@@ -292,7 +292,7 @@ def test_rows_of_several_sequences(shape: tuple[Any, ...], runs: list[tuple[int,
 
 
 def together(
-    net: DeltaNet, parts: list[Inputs], runs: list[tuple[int, int, int]], memory: RecurrentLayer
+    net: DeltaNet, parts: list[Inputs], runs: list[tuple[int, int, int]], memory: RecurrentCache
 ) -> np.ndarray:
     """One mixed pass over the inputs of runs (slot, position, rows)."""
     x, alpha, beta = (np.concatenate(arrays) for arrays in zip(*(vars(part).values() for part in parts), strict=True))
@@ -310,7 +310,7 @@ def test_repeated_rows() -> None:
     for slot, first, _ in runs:
         if first:
             run(net, texts[slot][:first], memory, slot=slot)
-    again = RecurrentLayer(*(array.copy() for array in vars(memory).values()))
+    again = RecurrentCache(*(array.copy() for array in vars(memory).values()))
     expected = together(net, [texts[slot][first : first + rows] for slot, first, rows in runs], runs, memory)
     padded = [(0, 13, 3), (0, 15, 1), (0, 15, 1), (1, 14, 5), (0, 13, 1), (1, 14, 1)]
     out = together(net, [texts[slot][first : first + rows] for slot, first, rows in padded], padded, again)

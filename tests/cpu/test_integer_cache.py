@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 import engine
-from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.kv import AttentionCache, AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, CHUNK, GROUP, CacheType, Types
 from engine.cpu import integer_attention, integer_cache, integer_products
@@ -395,28 +395,32 @@ def test_weights_are_those_of_the_law(seed: int, size: float, first: int, last: 
 # --- attention -------------------------------------------------------------------------------------------------
 
 
-def new(heads: int, d_k: int, d_v: int, name: str, n_ctx: int, window: int = 0, rows: int = 128) -> LayerCache:
+def new(heads: int, d_k: int, d_v: int, name: str, n_ctx: int, window: int = 0, rows: int = 128) -> AttentionCache:
     """The memory of a layer, with pages for every chunk that a pass may need."""
     kind = CACHE_TYPES[name]
-    layer: LayerCache = layer_of(LayerShape(heads, d_k, d_v, window), n_ctx, rows, Types(kind, kind), np.zeros)
+    layer: AttentionCache = layer_of(
+        AttentionCacheSpec(heads, d_k, d_v, window), n_ctx, rows, Types(kind, kind), np.zeros
+    )
     return layer
 
 
 def cache_of(heads: int, d_k: int, d_v: int, name: str, n_ctx: int, window: int = 0, rows: int = 128) -> KVCache:
     """A cache of one layer, whose pages a sequence takes."""
     kind = CACHE_TYPES[name]
-    return KVCache([LayerShape(heads, d_k, d_v, window)], n_ctx, rows, Types(kind, kind), np.zeros)
+    return KVCache([AttentionCacheSpec(heads, d_k, d_v, window)], n_ctx, rows, Types(kind, kind), np.zeros)
 
 
 def run(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int], window: int, name: str, threads: int = 2
-) -> tuple[np.ndarray, LayerCache]:
+) -> tuple[np.ndarray, AttentionCache]:
     """Attention batch by batch, and its cache."""
     cache = cache_of(k.shape[1], k.shape[2], v.shape[2], name, len(k), window, max(batches))
     return in_batches(Backend(threads), cache, q, k, v, batches), cache.layers[0]
 
 
-def attend(kernel: Callable[..., None], q: np.ndarray, layer: LayerCache, last: np.ndarray, sinks: np.ndarray) -> Any:
+def attend(
+    kernel: Callable[..., None], q: np.ndarray, layer: AttentionCache, last: np.ndarray, sinks: np.ndarray
+) -> Any:
     """The result of a kernel for queries [rows, n_head, d_k], not rotated back; and the queries' integers and scales."""
     items, d, kind = q.shape[0] * q.shape[1], q.shape[2], layer.k_type
     block = kind.block(d)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.cache.latent import LatentCache, LatentShape
+from engine.cache.latent import LatentCache, LatentCacheSpec
 from engine.cache.types import CHUNK, Types, cache_type
 from engine.cpu import attention, latent_attention
 from tests.cpu.blocks import run
@@ -25,7 +25,7 @@ def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def stored(kind: str, rank: int, n_rope: int, counts: list[int], seed: int) -> Cache:
     """Sequences of so many positions, garbage behind them."""
     rng, of = np.random.default_rng(seed), cache_type(kind)
-    shape, n_ctx = LatentShape(rank + n_rope), max(counts) + CHUNK
+    shape, n_ctx = LatentCacheSpec(rank + n_rope), max(counts) + CHUNK
     cache: Cache = layer_of(shape, n_ctx, 1, Types(of, of), unset, n_sequences=len(counts), seed=seed)
     for slot, count in enumerate(counts):
         c, k = (rng.standard_normal((count, n)).astype(F) for n in (rank, n_rope))
@@ -99,7 +99,7 @@ def test_what_is_stored(kind: str) -> None:
     """The row of a position is in the page of its chunk, of its sequence; no other row changes."""
     rng, of = np.random.default_rng(1), cache_type(kind)
     c, k = rng.standard_normal((3, 24)).astype(F), rng.standard_normal((3, 8)).astype(F)
-    cache: Cache = layer_of(LatentShape(32), 3 * CHUNK, 1, Types(of, of), np.zeros, n_sequences=2)
+    cache: Cache = layer_of(LatentCacheSpec(32), 3 * CHUNK, 1, Types(of, of), np.zeros, n_sequences=2)
     at, sequences = np.array([70, 129, 129], np.int32), np.array([1, 1, 0], np.int32)
     run(latent_attention.append_rows, c, k, at, sequences, cache.table, cache.rows, items=3)
     found = cache.rows if kind == "f32" else cache.rows.view(np.float16)

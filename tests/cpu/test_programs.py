@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine.arrays import Batch
-from engine.cache.kv import LayerShape
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import F32
 from engine.cpu.backend import Backend
 from engine.cpu.runtime.entry import words
@@ -99,7 +99,7 @@ def test_queries_keys_and_values_of_one_size(biased: bool) -> None:
     batch, results = Batch(positions, positions), []
     for how in ("called", "recorded", "reversed"):
         ops = Backend(1)
-        layer = layer_of(LayerShape(heads, d, d), 64, rows, F32, np.zeros)
+        layer = layer_of(AttentionCacheSpec(heads, d, d), 64, rows, F32, np.zeros)
         if how == "called":
             results.append(ops.attention(given, q, k, v, layer, batch, table).tobytes())
             continue

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.kv import AttentionCache, AttentionCacheSpec, KVCache
 from engine.cache.pages import SPARE
 from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType, Types
@@ -98,10 +98,10 @@ def put(x: np.ndarray, kind: CacheType, by_position: bool) -> Stored:
 
 def new(
     heads: int, d_k: int, d_v: int, kinds: tuple[str, str], n_ctx: int, window: int = 0, rows: int = 128
-) -> LayerCache:
+) -> AttentionCache:
     """The memory of a layer, with pages for every chunk that a pass may need."""
-    shape, types = LayerShape(heads, d_k, d_v, window), Types(*(CACHE_TYPES[kind] for kind in kinds))
-    layer: LayerCache = layer_of(shape, n_ctx, rows, types, np.zeros)
+    shape, types = AttentionCacheSpec(heads, d_k, d_v, window), Types(*(CACHE_TYPES[kind] for kind in kinds))
+    layer: AttentionCache = layer_of(shape, n_ctx, rows, types, np.zeros)
     return layer
 
 
@@ -109,11 +109,11 @@ def cache_of(
     heads: int, d_k: int, d_v: int, kinds: tuple[str, str], n_ctx: int, window: int = 0, rows: int = 128
 ) -> KVCache:
     """A cache of one layer, whose pages a sequence takes."""
-    shape = LayerShape(heads, d_k, d_v, window)
+    shape = AttentionCacheSpec(heads, d_k, d_v, window)
     return KVCache([shape], n_ctx, rows, Types(*(CACHE_TYPES[kind] for kind in kinds)), np.zeros)
 
 
-def contents(layer: LayerCache) -> tuple[np.ndarray, np.ndarray]:
+def contents(layer: AttentionCache) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values as they were before they were rotated: float64 [positions, heads, d]."""
     found = []
     for kind, memory, d, by_position in (
@@ -377,7 +377,7 @@ def run(
     window: int,
     kinds: tuple[str, str],
     threads: int = 2,
-) -> tuple[np.ndarray, LayerCache]:
+) -> tuple[np.ndarray, AttentionCache]:
     """Attention batch by batch with a cache of two types, and that cache."""
     ops = Backend(threads)
     cache = cache_of(k.shape[1], k.shape[2], v.shape[2], kinds, len(k), window, max(batches))

@@ -10,7 +10,7 @@ import pytest
 from numba import njit
 
 from engine.arrays import Batch
-from engine.cache.compressed import CompressedShape
+from engine.cache.compressed import CompressedCacheSpec
 from engine.cache.types import F32
 from engine.cpu.backend import Backend
 from engine.cpu.rounding import EIGHT, FOUR
@@ -137,7 +137,7 @@ def test_queries(d: int) -> None:
 def test_only_the_rows_that_a_pass_completes(transposed: bool) -> None:
     """Of one sequence, and of two at once; a copy of the last row of a pass rounds nothing again."""
     ops, ratio, d, n_rot = Backend(1), 4, 64, 8
-    layer = layer_of(CompressedShape(d, 32, ratio, 2, d, 8, 5), 400, 32, F32, np.zeros, None, 2)
+    layer = layer_of(CompressedCacheSpec(d, 32, ratio, 2, d, 8, 5), 400, 32, F32, np.zeros, None, 2)
     blocks = layer.keys if transposed else layer.compressed
     assert blocks is not None
     blocks.rows[:] = np.random.default_rng(1).standard_normal(blocks.rows.shape)

@@ -22,7 +22,7 @@ import pytest
 import engine
 from engine import parity
 from engine.arrays import Batch
-from engine.cache.kv import LayerShape
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, Types
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.devices import open_device
@@ -418,7 +418,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     )
     angles = rng.uniform(-np.pi, np.pi, (n_ctx, (given["n_rot"] or d) // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F) if given["rotated"] else None
-    shape = LayerShape(n_head_kv, d, d, given["window"])
+    shape = AttentionCacheSpec(n_head_kv, d, d, given["window"])
     mine = layer_of(shape, n_ctx, max(counts), types, np.zeros)
     # Lanes that have never been written are NaN: they must have no effect.
     poison = {np.float32: F(np.nan), np.uint16: np.uint16(0x7E00), np.uint32: np.uint32(0x7E007E00)}
@@ -488,7 +488,7 @@ def test_rows_of_several_sequences(
     n_ctx, rng = 700, np.random.default_rng(d)
     heads = Heads[Any](n_head, n_head_kv, d, d, True, d**-0.5, EPS)
     table = rng.standard_normal((n_ctx, 2, d // 2)).astype(F)
-    shape, angles = LayerShape(n_head_kv, d, d, window), gpu.upload(table)
+    shape, angles = AttentionCacheSpec(n_head_kv, d, d, window), gpu.upload(table)
     mine = layer_of(shape, n_ctx, 16, types, np.zeros, None, 4, seed=1)
     theirs = layer_of(shape, n_ctx, 16, types, gpu.zeros, gpu.store, 4, seed=2)
     lengths = {3: 126, 0: 5, 2: 600, 1: 63}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import engine
-from engine.cache.compressed import CompressedLayer
-from engine.cache.kv import LayerCache
+from engine.cache.compressed import CompressedCache
+from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
 from engine.errors import ContextError
 from engine.limits import STEP_ROWS
@@ -87,7 +87,7 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
     n, slot = sequence.length, sequence.slot
     found = [array.tobytes() for array in model.save(0, sequence).arrays]
     for layer in model.cache.layers:
-        if isinstance(layer, LayerCache):
+        if isinstance(layer, AttentionCache):
             first, table = max(0, n - layer.window + 1) if layer.window else 0, layer.table[slot]
             if layer.k_type.quantized:
                 # Words of whole pages, in an order of their own.
@@ -97,14 +97,14 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
                 found.append(in_chunks(layer.values.transpose(1, 2, 0, 3), table, first, n))
         elif isinstance(layer, LatentCache):
             found.append(in_chunks(layer.rows, layer.table[slot], 0, n))
-        elif isinstance(layer, CompressedLayer):
+        elif isinstance(layer, CompressedCache):
             found.append(in_chunks(layer.latents, layer.table[slot], max(0, n - layer.window + 1), n))
             for blocks, swapped in ((layer.compressed, False), (layer.keys, True)):
                 if blocks is not None:
                     rows = blocks.rows.swapaxes(1, 2) if swapped else blocks.rows
                     found.append(in_chunks(rows, blocks.table[slot], 0, n // layer.ratio))
         else:
-            assert isinstance(layer, RecurrentLayer)  # in rings
+            assert isinstance(layer, RecurrentCache)  # in rings
     return found
 
 

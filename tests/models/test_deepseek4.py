@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.cache.compressed import CompressedShape
+from engine.cache.compressed import CompressedCacheSpec
 from engine.cache.types import F16
 from engine.errors import GGUFError, ModelError
 from engine.models.traffic import cache_bytes_per_token, memories
@@ -126,8 +126,10 @@ def test_memory_is_as_planned(path: Path) -> None:
 
 def test_the_cache_of_the_real_model() -> None:
     """6880 bytes for each token of the context in float16, and a part that does not grow."""
-    shapes = [CompressedShape(512, 128, 0, 1, 0, 0, 5)] * 2
-    shapes += [CompressedShape(512, 128, 4, 2, 128, 512, 5)] * 21 + [CompressedShape(512, 128, 128, 1, 0, 0, 5)] * 20
+    shapes = [CompressedCacheSpec(512, 128, 0, 1, 0, 0, 5)] * 2
+    shapes += [CompressedCacheSpec(512, 128, 4, 2, 128, 512, 5)] * 21 + [
+        CompressedCacheSpec(512, 128, 128, 1, 0, 0, 5)
+    ] * 20
     small, large = (sum(s.n_bytes(n, 128, F16) for s in shapes) for n in (1 << 16, 1 << 17))
     assert large - small == 6880 << 16
     assert small - (6880 << 16) < 40 << 20

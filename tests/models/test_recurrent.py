@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
-from engine.cache.kv import KVCache, LayerShape, Ring
-from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, States, default_budget, of_sequence
+from engine.cache.kv import AttentionCacheSpec, KVCache, Ring
+from engine.cache.recurrent import RecurrentCacheSpec, Snapshot, States, StoredRows, default_budget, of_sequence
 from engine.cache.sequence import Sequence, keys_of
 from engine.cache.types import CHUNK, F16, F32
 from engine.cli.conversation import Conversation
@@ -22,11 +22,11 @@ from tests.interrupts import interrupted
 from tests.sequences import store
 from tests.tiers import examples
 
-SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=3, d=32, rewind=20)
+SHAPE = RecurrentCacheSpec(n_channels=10, n_conv=4, n_k=2, n_v=3, d=32, rewind=20)
 
 
 def test_memory_does_not_grow_with_the_context() -> None:
-    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros)
+    cache = KVCache([SHAPE, AttentionCacheSpec(1, 8, 8)], 640, 16, F32, np.zeros)
     layer = cache.layers[0]
     assert SHAPE.slots == 3
     sizes = [array.nbytes for array in vars(layer).values()]
@@ -80,7 +80,9 @@ def test_memory_does_not_grow_with_the_batch() -> None:
 
 
 def test_how_far_tokens_can_be_taken_back() -> None:
-    cache = KVCache([replace(SHAPE, rewind=5), LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, others=[Ring(1, 17)])
+    cache = KVCache(
+        [replace(SHAPE, rewind=5), AttentionCacheSpec(1, 8, 8)], 640, 16, F32, np.zeros, others=[Ring(1, 17)]
+    )
     sequence = Sequence(cache)
     assert cache.rewind == 16
     for first in range(0, 48, 16):
@@ -103,7 +105,7 @@ def test_entries_of_a_ring(first: int) -> None:
     """Rows by entry, also around the end of the ring."""
     ring = np.arange(5)
     for end in range(first, first + 6):
-        rows = Rows("", ring, first, end)
+        rows = StoredRows("", ring, first, end)
         found = [int(i) for run in rows.runs() for i in ring[run]]
         assert found == [i % 5 for i in range(first, end)] and len(list(rows.runs())) <= 2
 
@@ -112,7 +114,7 @@ def test_entries_in_pages() -> None:
     """Page by page, wherever each is."""
     memory, pages = np.arange(5 * 64), {2: 4, 3: 0, 4: 1}
     for first, end in ((128, 320), (150, 150), (191, 193), (200, 256), (255, 257)):
-        found = [int(i) for run in Rows("", memory, first, end, pages).runs() for i in memory[run]]
+        found = [int(i) for run in StoredRows("", memory, first, end, pages).runs() for i in memory[run]]
         assert found == [pages[i // 64] * 64 + i % 64 for i in range(first, end)]
 
 

@@ -162,7 +162,7 @@ def test_a_check_counts_and_shows_bits(lockstep: Any) -> None:
 @pytest.mark.parametrize("types", few(["f16 f16", "q8_0 q4_0", "f32 f32", "q4_0 f32", "f16 q8_0"], 2))
 def test_parts_of_chunks_join_to_the_whole(layout: Any, types: str) -> None:
     """A chunk's part follows from the mirror's result over all chunks: here the parts are joined in float64."""
-    from engine.cache.kv import LayerShape
+    from engine.cache.kv import AttentionCacheSpec
     from engine.cache.types import Types, cache_type
     from engine.cpu.backend import Backend
     from engine.cpu.quantized_cache import rotate_rows
@@ -174,7 +174,7 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: str) -> None:
         rng.normal(size=(n, heads, d)).astype(np.float32) for n, heads in ((rows, n_head), (133, n_kv), (133, n_kv))
     )
     for window in (0, 69):
-        cache = layer_of(LayerShape(n_kv, d, d), 192, 1, Types(*map(cache_type, types.split())), ops.zeros)
+        cache = layer_of(AttentionCacheSpec(n_kv, d, d), 192, 1, Types(*map(cache_type, types.split())), ops.zeros)
         ops.append(cache, k, v, np.arange(133, dtype=np.int32))
         whole = ops.attend(q, cache, positions, 0.5, window).reshape(rows, n_head, d)
         mass = np.zeros((rows, n_head, 3, 2), np.float32)
@@ -198,12 +198,12 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: str) -> None:
 @pytest.mark.parametrize("window", [0, 5, 100])
 def test_pages_of_two_memories(layout: Any, window: int, types: tuple[str, str]) -> None:
     """The visible positions are the same whatever the pages and their number, and whichever pages they are copied to."""
-    from engine.cache.kv import LayerShape
+    from engine.cache.kv import AttentionCacheSpec
     from engine.cache.types import Types, cache_type
     from engine.cpu.backend import Backend
 
     rng, ops = np.random.default_rng(0), Backend(1)
-    length, shape = 400, LayerShape(2, 32, 64, window)
+    length, shape = 400, AttentionCacheSpec(2, 32, 64, window)
     k, v = (rng.normal(size=(length, 2, d)).astype(np.float32) for d in (32, 64))
     layers = []
     for seed, max_rows in enumerate((16, 128)):

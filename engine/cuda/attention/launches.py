@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.kv import CHUNK, LayerCache
+from engine.cache.kv import CHUNK, AttentionCache
 from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
 from engine.cuda.attention import attend as attention
@@ -25,7 +25,7 @@ def rotate(
     q: Tensor | None,
     k: Tensor | None,
     v: Tensor | None,
-    cache: LayerCache[Tensor],
+    cache: AttentionCache[Tensor],
     batch: Batch[Tensor],
     angles: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -72,7 +72,7 @@ def attend(
     heads: Heads[Tensor],
     query: tuple[Tensor, ...],
     new: Tensor | None,
-    cache: LayerCache[Tensor],
+    cache: AttentionCache[Tensor],
     batch: Batch[Tensor],
     window: int,
     gate: Tensor | None = None,
@@ -110,7 +110,7 @@ def attend_wide(
     recorder: Recorder,
     heads: Heads[Tensor],
     query: tuple[Tensor, ...],
-    cache: LayerCache[Tensor],
+    cache: AttentionCache[Tensor],
     batch: Batch[Tensor],
     window: int,
     gate: Tensor | None,

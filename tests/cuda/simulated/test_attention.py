@@ -14,7 +14,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import CHUNK, F16, F32, GROUP, Types, cache_type
 from engine.cpu import attention as mirror
 from engine.cpu import glu, integer_cache
@@ -81,7 +81,7 @@ def agree(
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, mixed = len(positions), slots is not None
     ends, of_rows = ends_of(positions, slots or [1] * rows), np.array(slots or [1] * rows, np.int32)
-    cache = filled(ends, LayerShape(n_head_kv, d_k, d_v, window), rows, F16 if half else F32, rng)
+    cache = filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, window), rows, F16 if half else F32, rng)
     keys, values = cache.keys, cache.values
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
@@ -444,13 +444,13 @@ def same_operations(
     start, d, n_ctx = 2, heads.d_k, rows + 6
     cos, sin = np.cos(angles := rng.uniform(-3, 3, (n_ctx, abs(n_rot or d) // 2))), np.sin(angles)
     table = None if n_rot < 0 else np.stack([cos, sin], axis=1).astype(np.float32)
-    shape = LayerShape(heads.n_head_kv, d, heads.d_v, window)
+    shape = AttentionCacheSpec(heads.n_head_kv, d, heads.d_v, window)
     caches = [layer_of(shape, n_ctx, max(rows, 16), types, ops.zeros, ops.store) for ops in (cpu, gpu)]
     positions = np.arange(start + rows + 1, dtype=np.int32)
     q = rng.normal(size=(rows, heads.n_head * d * (2 if heads.gated else 1))).astype(np.float32)
     k, v = (rng.normal(size=(positions.size, heads.n_head_kv * w)).astype(np.float32) for w in (d, heads.d_v))
 
-    def both(ops: Any, cache: LayerCache, heads: Heads, *arrays: Any) -> Any:
+    def both(ops: Any, cache: AttentionCache, heads: Heads, *arrays: Any) -> Any:
         q, k, v, places, angles = arrays
         ops.remember(
             heads, k[:start], k[:start] if one else v[:start], cache, Batch(places[:start], places[:start]), angles
@@ -483,7 +483,7 @@ def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
     types, n_ctx, d = Types(cache_type(k_type), cache_type(v_type)), 200, 32
-    shape, heads = LayerShape(1, d, d), Heads[Any](2, 1, d, d, True, 0.25)
+    shape, heads = AttentionCacheSpec(1, d, d), Heads[Any](2, 1, d, d, True, 0.25)
     table = rng.normal(size=(n_ctx, 2, d // 2)).astype(np.float32)
     before, slots = [63, 3, 0], [2, 0, 1]
     theirs = layer_of(shape, n_ctx, 16, types, gpu.zeros, gpu.store, 3, seed=1)

@@ -15,7 +15,7 @@ if not SIMULATED:
 from dataclasses import replace
 from functools import partial
 
-from engine.cache.compressed import CompressedLayer, CompressedShape
+from engine.cache.compressed import CompressedCache, CompressedCacheSpec
 from engine.cache.types import F16, F32, Types
 from engine.cuda import backend, compressed_operations, indexer
 from engine.gguf.quants import FORMATS
@@ -46,8 +46,8 @@ def mixed_rows(*runs: tuple[int, int, int]) -> Batch[np.ndarray]:
 
 
 def both(
-    gpu: backend.Backend, shape: CompressedShape, n_ctx: int, types: Types, n_sequences: int = 1
-) -> tuple[CompressedLayer[Any], CompressedLayer[Any]]:
+    gpu: backend.Backend, shape: CompressedCacheSpec, n_ctx: int, types: Types, n_sequences: int = 1
+) -> tuple[CompressedCache[Any], CompressedCache[Any]]:
     """The memory of a layer with the same random contents on the CPU and on the GPU."""
     ours = layer_of(shape, n_ctx, 32, types, np.zeros, None, n_sequences)
     random = np.random.default_rng(3)
@@ -60,12 +60,12 @@ def both(
     return ours, theirs
 
 
-def arrays(layer: CompressedLayer[Any]) -> list[Any]:
+def arrays(layer: CompressedCache[Any]) -> list[Any]:
     blocks = [b for b in (layer.compressed, layer.keys) if b is not None]
     return [layer.latents, *(array for b in blocks for array in (b.rows, b.pending))]
 
 
-def same_memory(gpu: backend.Backend, ours: CompressedLayer[Any], theirs: CompressedLayer[Any]) -> None:
+def same_memory(gpu: backend.Backend, ours: CompressedCache[Any], theirs: CompressedCache[Any]) -> None:
     for array, on_device in zip(arrays(ours), arrays(theirs), strict=True):
         same(gpu.download(on_device), array)
 
@@ -115,7 +115,7 @@ def stored(ops: Any, law: Any, layer: Any, values: Any, scores: Any, rows: Any, 
 def test_compressed_rows(gpu: backend.Backend, ratio: int, overlap: int, types: Types) -> None:
     """Passes that complete no row, one, and several, also the first one and those after a wrapped ring."""
     d = 40
-    shape = CompressedShape(d, 32, ratio, overlap, d, 2, 5)
+    shape = CompressedCacheSpec(d, 32, ratio, overlap, d, 2, 5)
     ours, theirs = both(gpu, shape, 300, types)
     width, table = overlap * d, draw(300, 2, 3)
     ape, norm, angles = draw(ratio, width, seed=3), draw(d, seed=4), gpu.upload(table)
@@ -147,7 +147,7 @@ def test_rounding(gpu: backend.Backend, d: int, n_keys: int, n_rot: int) -> None
     a, b = gpu.upload(x), gpu.upload(q)
     same(computed(gpu, lambda: gpu.round_latents(a, n_rot))[0], cpu.round_latents(x, n_rot))
     same(computed(gpu, lambda: gpu.round_queries(b, 2))[0], cpu.round_queries(q, 2))
-    ours, theirs = both(gpu, CompressedShape(d, 32, 4, 2, n_keys, 2, 5), 300, F32)
+    ours, theirs = both(gpu, CompressedCacheSpec(d, 32, 4, 2, n_keys, 2, 5), 300, F32)
     for first, count in ((0, 3), (3, 1), (254, 9)):
         batch = rows_of(*range(first, first + count))
         computed(gpu, partial(rounded, gpu, theirs, batch_of(gpu, batch), n_rot))
@@ -166,7 +166,7 @@ def test_chosen_rows(
     monkeypatch.setattr(indexer, "PARTS", 2)
     monkeypatch.setattr(indexer, "FLOATS", 600)
     d, ratio = 24, 4
-    ours, theirs = both(gpu, CompressedShape(8, 32, ratio, 2, d, top_k, 5), 1200, types)
+    ours, theirs = both(gpu, CompressedCacheSpec(8, 32, ratio, 2, d, top_k, 5), 1200, types)
     assert ours.keys is not None and theirs.keys is not None
     ours.keys.rows[1] = ours.keys.rows[0]
     gpu.store(theirs.keys.rows, 0, ours.keys.rows)
@@ -213,7 +213,7 @@ def test_attention(
     monkeypatch.setattr(compressed_operations, "STEP_ROWS", 16 if step else 0)
     monkeypatch.setattr(gpu.device, "shared_memory", shared)
     overlap, keys = (2, 8) if top_k else (1, 0)
-    ours, theirs = both(gpu, CompressedShape(d, window, ratio, overlap, keys, top_k, 5), max(positions) + 1, types)
+    ours, theirs = both(gpu, CompressedCacheSpec(d, window, ratio, overlap, keys, top_k, 5), max(positions) + 1, types)
     batch = rows_of(*positions)
     n = batch.rows
     x, q, sinks, rows = draw(n, d), 2 * draw(n, n_head * d), draw(n_head), batch_of(gpu, batch)
@@ -264,7 +264,7 @@ def test_rows_of_several_sequences(gpu: backend.Backend, types: Types, monkeypat
     monkeypatch.setattr(indexer, "PARTS", 1)
     d, ratio, n_ctx = 24, 4, 330
     runs = (1, 303, 1), (0, 323, 2), (2, 325, 3)
-    shape = CompressedShape(d, 9, ratio, 2, 8, 5, 5)
+    shape = CompressedCacheSpec(d, 9, ratio, 2, 8, 5, 5)
     ours, theirs = both(gpu, shape, n_ctx, types, 3)
     table, sinks = draw(n_ctx, 2, 4), draw(2)
     given = [(draw(ratio, 2 * width, seed=3), draw(width, seed=4)) for width in (d, 8)]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-from engine.cache.recurrent import RecurrentLayer, RecurrentShape
+from engine.cache.recurrent import RecurrentCache, RecurrentCacheSpec
 from engine.cache.types import F32
 from engine.cuda import backend, delta_net
 from engine.cuda.runtime.simulator import run
@@ -51,11 +51,11 @@ def random_net(n_k: int, n_v: int, d: int, n_conv: int, rng: np.random.Generator
     )
 
 
-def shape_of(net: DeltaNet, rewind: int) -> RecurrentShape:
-    return RecurrentShape(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
+def shape_of(net: DeltaNet, rewind: int) -> RecurrentCacheSpec:
+    return RecurrentCacheSpec(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
 
 
-def random_memory(net: DeltaNet, rewind: int, position: int, rng: np.random.Generator, slot: int = 0) -> RecurrentLayer:
+def random_memory(net: DeltaNet, rewind: int, position: int, rng: np.random.Generator, slot: int = 0) -> RecurrentCache:
     """A memory in which a pass of the sequence in ``slot`` at ``position`` finds random numbers, and NaN wherever it must not
     look."""
     return filled(net, rewind, [(slot, position)], slot + 1, rng)
@@ -63,9 +63,9 @@ def random_memory(net: DeltaNet, rewind: int, position: int, rng: np.random.Gene
 
 def filled(
     net: DeltaNet, rewind: int, places: list[tuple[int, int]], n_sequences: int, rng: np.random.Generator
-) -> RecurrentLayer:
+) -> RecurrentCache:
     """A memory in which passes of sequences at places (slot, position) find random numbers, and NaN elsewhere."""
-    memory: RecurrentLayer = layer_of(
+    memory: RecurrentCache = layer_of(
         shape_of(net, rewind), 0, 64, F32, lambda size, dtype: np.full(size, np.nan, dtype), n_sequences=n_sequences
     )
     for slot, position in places:
@@ -76,11 +76,11 @@ def filled(
     return memory
 
 
-def copy(memory: RecurrentLayer, of: Callable[[Any], Any] = np.copy) -> RecurrentLayer:
-    return RecurrentLayer(*(of(array) for array in vars(memory).values()))
+def copy(memory: RecurrentCache, of: Callable[[Any], Any] = np.copy) -> RecurrentCache:
+    return RecurrentCache(*(of(array) for array in vars(memory).values()))
 
 
-def same(mine: RecurrentLayer, its: RecurrentLayer, first: int, end: int, slot: int = 0) -> None:
+def same(mine: RecurrentCache, its: RecurrentCache, first: int, end: int, slot: int = 0) -> None:
     """What a pass over [first, end) stored is the same, as far as the rings hold it."""
     for a, b in zip(mine.written(slot, first, end), its.written(slot, first, end), strict=True):
         a.first = b.first = max(a.first, a.end - len(a.ring))

@@ -10,7 +10,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, Types
 from engine.cpu import attention as mirror
 from engine.cpu import quantized_cache
@@ -43,9 +43,11 @@ def ends_of(positions: list[int], slots: list[int]) -> list[int]:
     ]
 
 
-def filled(ends: list[int], shape: LayerShape, rows: int, types: Types, rng: np.random.Generator) -> LayerCache:
+def filled(
+    ends: list[int], shape: AttentionCacheSpec, rows: int, types: Types, rng: np.random.Generator
+) -> AttentionCache:
     """Memory of sequences of so many positions.  Lanes that have never been written are not numbers."""
-    cache: LayerCache = layer_of(shape, max(4096, *ends), rows, types, unset, n_sequences=len(ends))
+    cache: AttentionCache = layer_of(shape, max(4096, *ends), rows, types, unset, n_sequences=len(ends))
     for slot, end in enumerate(ends):
         at = np.arange(max(0, end - cache.pages // len(ends) * CHUNK), end, dtype=np.int32)
         places = at, np.full_like(at, slot), cache.table
@@ -88,7 +90,7 @@ def agree(
     rows, d_v, mixed = len(positions), d_v or d_k, slots is not None
     k, v = (CACHE_TYPES[name] for name in types.split())
     ends, of_rows = ends_of(positions, slots or [1] * rows), np.array(slots or [1] * rows, np.int32)
-    cache = filled(ends, LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    cache = filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)

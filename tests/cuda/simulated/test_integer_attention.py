@@ -10,7 +10,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, CHUNK, Types
 from engine.cpu import glu, integer_cache
 from engine.cpu import integer_attention as mirror
@@ -44,7 +44,7 @@ class Case:
         self.rows, slots = len(positions), slots or [1] * len(positions)
         self.n_head, self.n_head_kv, self.d_k, self.d_v, self.window = n_head, n_head_kv, d_k, d_v, window
         ends = [0, end] if end else ends_of(positions, slots)
-        self.cache = self._filled(ends, LayerShape(n_head_kv, d_k, d_v, window))
+        self.cache = self._filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, window))
         self.at = np.array(positions, np.int32)
         q = rng.normal(size=(self.rows, n_head, d_k)).astype(np.float32) * np.float32(2)
         block = of.block(d_k)
@@ -60,8 +60,10 @@ class Case:
         self.read = *flat, self.at, np.array(slots, np.int32), self.cache.table
         self.sizes = self.cache.pages, self.cache.table.shape[1]
 
-    def _filled(self, ends: list[int], shape: LayerShape) -> LayerCache[Any]:
-        cache: LayerCache[Any] = layer_of(shape, 4096, self.rows, Types(self.of, self.of), unset, n_sequences=len(ends))
+    def _filled(self, ends: list[int], shape: AttentionCacheSpec) -> AttentionCache[Any]:
+        cache: AttentionCache[Any] = layer_of(
+            shape, 4096, self.rows, Types(self.of, self.of), unset, n_sequences=len(ends)
+        )
         for slot, end in enumerate(ends):
             at = np.arange(max(0, end - cache.pages // len(ends) * CHUNK), end, dtype=np.int32)
             places = at, np.full_like(at, slot), cache.table

@@ -13,7 +13,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.arrays import Batch
-from engine.cache.latent import LatentCache, LatentShape
+from engine.cache.latent import LatentCache, LatentCacheSpec
 from engine.cache.types import CHUNK, GROUP, Types, cache_type
 from engine.cpu import latent_attention as mirror
 from engine.cpu.latent_operations import pairs_of_heads
@@ -58,7 +58,7 @@ def agree(
     rows, end = len(positions), max(positions) + 1
     of = cache_type(kind)
     at, sequences = np.array(positions, np.int32), np.array(mixed or [1] * rows, np.int32)
-    shape, n_slots = LatentShape(rank + n_rope), int(sequences.max()) + 1
+    shape, n_slots = LatentCacheSpec(rank + n_rope), int(sequences.max()) + 1
     cache: LatentCache = layer_of(shape, end, rows, Types(of, of), unset, n_sequences=n_slots)
     for slot in set(sequences.tolist()):
         own = int(at[sequences == slot].max()) + 1
@@ -207,7 +207,9 @@ def test_queries_and_rows(kind: str, scaled: bool) -> None:
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
     factors = rng.uniform(0.5, 2, 131).astype(F)
     types = Types(cache_type(kind), cache_type(kind))
-    mine, theirs = (layer_of(LatentShape(rank + n_rope), 3 * CHUNK, 2, types, np.zeros, n_sequences=3) for _ in "ab")
+    mine, theirs = (
+        layer_of(LatentCacheSpec(rank + n_rope), 3 * CHUNK, 2, types, np.zeros, n_sequences=3) for _ in "ab"
+    )
     slots = np.array([2, 0], np.int32)
     latent: Latent[Any, Any] = Latent(n_head, 0, n_rope, rank, 0, 1.0, 1e-6, norm, None, None, table)
     cpu.remember_latent(latent, c, k, mine, Batch(at, at, slots, True))
@@ -252,7 +254,7 @@ def both_caches(gpu: backend.Backend, kind: str, width: int, n_sequences: int = 
     """Memory for two chunks of each sequence, on the CPU and on the GPU."""
     types = Types(cache_type(kind), cache_type(kind))
     sides: list[tuple[Any, Any]] = [(np.zeros, None), (gpu.zeros, gpu.store)]
-    shape = LatentShape(width)
+    shape = LatentCacheSpec(width)
     return [layer_of(shape, 2 * CHUNK, 32, types, zeros, store, n_sequences) for zeros, store in sides]
 
 

@@ -11,7 +11,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import LayerShape
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import CHUNK, Types, cache_type
 from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
@@ -60,7 +60,7 @@ def agree(
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) if n_rot else None
     factors = rng.uniform(0.5, 2, 301).astype(np.float32) if scaled else None
     ops = Backend(1)
-    shape, kinds = LayerShape(N_HEAD_KV, d_k, d_v), Types(*map(cache_type, types))
+    shape, kinds = AttentionCacheSpec(N_HEAD_KV, d_k, d_v), Types(*map(cache_type, types))
     cache, mine = (
         layer_of(shape, 301, 1, kinds, lambda s, t: rng.integers(0, 999, s).astype(t), n_sequences=2) for _ in range(2)
     )

@@ -14,7 +14,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
-from engine.cache.kv import LayerCache
+from engine.cache.kv import AttentionCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
@@ -360,7 +360,7 @@ def assert_same_keys(cpu: Model, gpu: Model, sequence: TokenSequence) -> None:
     """The keys and values of a sequence of less than a chunk are those of the CPU's in slot 0, bit for bit."""
     n = sequence.length
     for mine, its in zip(cpu.cache.layers, gpu.cache.layers, strict=True):
-        if isinstance(mine, LayerCache):
+        if isinstance(mine, AttentionCache):
             keys, values, table = (gpu.ops.download(array) for array in (its.keys, its.values, its.table))
             here, there = mine.table[0, 0], table[sequence.slot, 0]
             assert np.array_equal(mine.keys[:, here, :, :n], keys[:, there, :, :n])

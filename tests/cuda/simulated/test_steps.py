@@ -15,7 +15,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.arrays import Batch
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cache.types import F16
 from engine.cuda import backend, sample
@@ -55,7 +55,7 @@ class Table:
     def __init__(self, ops: Any, n_ctx: int = N_CTX) -> None:
         self.ops = ops
         self.config = SimpleNamespace(n_vocab=N_VOCAB)
-        shapes = [LayerShape(1, 4, 4)]
+        shapes = [AttentionCacheSpec(1, 4, 4)]
         self.cache = KVCache(shapes, n_ctx, 16, F16, ops.zeros, ops.store, n_sequences=SLOTS)
         self.sequences = [TokenSequence(self.cache, slot) for slot in range(SLOTS)]
         self.sequence = self.sequences[0]

@@ -11,7 +11,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import LayerShape
+from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, Types
 from engine.cpu import attention as mirror
 from engine.cpu import glu, quantized_cache
@@ -52,7 +52,7 @@ def agree(
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), end or max(positions) + 1
     k, v = (CACHE_TYPES[name] for name in types.split())
-    cache = filled([0, end], LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    cache = filled([0, end], AttentionCacheSpec(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
