@@ -100,7 +100,7 @@ class LLM(Conversations):
         sampling, warnings = sampling_defaults(gguf)
         self.sampling = MappingProxyType(sampling)
         self.warnings += warnings
-        if model.mtp is not None:
+        if model.drafter is not None:
             self.draft = MTPDraft(self)
         self._label = model.ops.label
 

@@ -225,7 +225,7 @@ def _assistant(gguf: GGUF, llm: LLM, ops: Ops) -> AssistantDraft:
         ops = target.ops
     else:
         ops.reach(target.ops)
-    target.mtp = Assistant(read_assistant(gguf), gguf, ops, target)
+    target.drafter = Assistant(read_assistant(gguf), gguf, ops, target)
     ops.loaded()
     return AssistantDraft(llm)
 
@@ -271,7 +271,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     ops.loading([tensor.data for tensor in tensors], progress)
     model = build(config, gguf, ops, n_ctx, options.types, rewind, parallel, capacity)
     if layer is not None:
-        model.mtp = load_layer_that_drafts(model, layer)
+        model.drafter = load_layer_that_drafts(model, layer)
     budget = options.snapshot_bytes
     if budget is None:
         # Neither the cache nor copies of weights have taken their memory yet.
@@ -281,7 +281,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
     llm.warnings += tokenizer.warnings
-    if model.mtp is not None:
+    if model.drafter is not None:
         ops.expect_drafts()
     needed = ops.load_jobs()
     if not all(job.kept() for job in needed):

@@ -223,16 +223,16 @@ class Backend(LatentOperations):
         """A compile job for every kernel that passes of a model call, with one token or with more."""
         rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)
         programs = [self._plans.record(model.compute, n, n).program for n in rows]
-        if model.mtp is not None:
-            programs.append(self._plans.record(model.mtp.compute, 1, 1).program)
+        if model.drafter is not None:
+            programs.append(self._plans.record(model.drafter.compute, 1, 1).program)
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())
         return [*entries, *team_jobs()]
 
     def warm_up(self, model: Decoder[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
-        if model.mtp is not None:
-            model.mtp.forward(0, 1)
+        if model.drafter is not None:
+            model.drafter.forward(0, 1)
 
     def expect_drafts(self) -> None:
         """Use other kernels for passes of two to four rows from now on: they take time to compile, and few other passes have

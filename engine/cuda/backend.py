@@ -316,7 +316,7 @@ class Backend(CompressedOperations):
 
     def jobs(self, model: Decoder[Tensor]) -> list[Job]:
         """A compile job for every kernel that the passes of a model and the choice of tokens use."""
-        drafts = model.mtp.ops if model.mtp is not None else self
+        drafts = model.drafter.ops if model.drafter is not None else self
         jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
         return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts._drafting(model)]
 
@@ -346,9 +346,9 @@ class Backend(CompressedOperations):
 
     def _drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
         """The kernels of the drafter of a model, which may be on another GPU than the model."""
-        if model.mtp is None:
+        if model.drafter is None:
             return []
-        plan = self.record(partial(model.mtp.compute, self._inputs.part(slice(1)), 1))
+        plan = self.record(partial(model.drafter.compute, self._inputs.part(slice(1)), 1))
         return list(dict.fromkeys(launch.kernel for launch in plan.launches))
 
     def warm_up(self, model: Decoder[Tensor]) -> None:
@@ -356,9 +356,9 @@ class Backend(CompressedOperations):
         are compiled."""
         for kernel in self._kernels(model):
             self.device.load(kernel)
-        if model.mtp is not None:
-            for kernel in model.mtp.ops._drafting(model):
-                model.mtp.ops.device.load(kernel)
+        if model.drafter is not None:
+            for kernel in model.drafter.ops._drafting(model):
+                model.drafter.ops.device.load(kernel)
         self.plan(model.compute, 1, 1)
         most = min(self.max_rows, model.cache.n_ctx)
         if most == self.max_rows >= FEW_ROWS:

@@ -26,8 +26,8 @@ TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
 class Model(Loader):
     """A model on a backend.  ``ops`` is the backend; no code here or in subclasses depends on which one it is.
 
-    A subclass loads its layers in ``load_layer`` and computes one of them in ``block``.  ``mtp`` is the network that drafts
-    tokens from the outputs of the trunk: a layer of the file (``engine/models/mtp.py``) or an assistant
+    A subclass loads its layers in ``load_layer`` and computes one of them in ``block``.  ``drafter`` is the network that
+    drafts tokens from the outputs of the trunk: a layer of the file (``engine/models/mtp.py``) or an assistant
     (``engine/models/assistant.py``); None if there is none or it is switched off.
     """
 
@@ -50,7 +50,7 @@ class Model(Loader):
         self.n_sequences = n_sequences
         #: The most rows of a pass.
         self.max_rows = pass_rows(ops.max_rows, n_ctx)
-        self.mtp: Drafter[Array] | None = None
+        self.drafter: Drafter[Array] | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")
@@ -175,8 +175,8 @@ class Model(Loader):
                 needed = layer.read(slot, length, sequence.pages(Paging(CHUNK, mixer.window)))
             for rows in needed:
                 yield replace(rows, name=f"{rows.name} of layer {il}")
-        if self.mtp is not None:
-            hidden = of_sequence(self.mtp.hidden, slot)
+        if self.drafter is not None:
+            hidden = of_sequence(self.drafter.hidden, slot)
             yield StoredRows("output of the trunk", hidden, max(0, length - 1), length)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
@@ -189,15 +189,15 @@ class Model(Loader):
         for il in range(config.n_layer):
             x = self.block(il, x, batch)
         last = slice(batch.rows - n_logits, batch.rows)
-        if self.mtp is None:
+        if self.drafter is None:
             return self._normed_head(x[last]) if n_logits else None
         if config.streams is not None:
             # The drafter needs the streams of all tokens.
-            self.mtp.follow(batch, x)
+            self.drafter.follow(batch, x)
             return self._normed_head(x[last]) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
         x = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
-        self.mtp.follow(batch, x)
+        self.drafter.follow(batch, x)
         return self._head(x[last]) if n_logits else None
 
     def _normed_head(self, x: Array) -> Array:

@@ -23,7 +23,7 @@ class Decoder(Model):
         if self.config.mtp is None or self.config.mtp_apart:
             return
         try:
-            self.mtp = MTP(self, self)
+            self.drafter = MTP(self, self)
         except ModelError as error:
             problem = str(error).removeprefix(f"{self.gguf.path}: ").removesuffix(".")
             self.config = replace(self.config, mtp=None, mtp_problem=problem)

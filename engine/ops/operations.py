@@ -106,7 +106,7 @@ class Decoder(Protocol[A]):
     sequence: TokenSequence
 
     @property
-    def mtp(self) -> Drafter[A] | None:
+    def drafter(self) -> Drafter[A] | None:
         """The network that drafts from its outputs, or None."""
 
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:

@@ -20,7 +20,7 @@ class AssistantDraft(MTPDraft):
 
     @property
     def _assistant(self) -> Assistant:
-        return cast(Assistant, self.llm.model.mtp)
+        return cast(Assistant, self.llm.model.drafter)
 
     @property
     def ops(self) -> Ops:

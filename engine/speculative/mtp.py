@@ -32,8 +32,8 @@ class MTPDraft(Source):
 
     @property
     def _drafter(self) -> Drafter[Array]:
-        assert self.llm.model.mtp is not None
-        return self.llm.model.mtp
+        assert self.llm.model.drafter is not None
+        return self.llm.model.drafter
 
     @property
     def cost(self) -> float:

@@ -58,7 +58,7 @@ class Comparison:
             self._reset()
             for tokens, positions in passes(ids, counts):
                 both.forward(tokens, positions, min(tokens.size, STEP_ROWS))
-        if self.cpu.model.mtp is not None:
+        if self.cpu.model.drafter is not None:
             for position in range(len(ids), min(len(ids) + 2, self.cpu.n_ctx)):
                 both.draft(ids[-1], position)
 
@@ -139,9 +139,9 @@ class Comparison:
             found = self.gpu.model.forward(tokens, positions, 1)
             self._same("logits of greedy tokens", "a row at a time", logits[None], found, tokens, positions)
             rows.append(logits.copy())
-            if self.cpu.model.mtp is not None:
+            if self.cpu.model.drafter is not None:
                 last = (history[-1], len(history))
-                drafters = [llm.model.mtp for llm in (self.cpu, self.gpu)]
+                drafters = [llm.model.drafter for llm in (self.cpu, self.gpu)]
                 drafted = [drafter.forward(*last)[None] for drafter in drafters if drafter is not None]
                 check = Check(f"logits of a draft after position {last[1]}: ", *drafted)
                 self.tally.whole("logits of drafts", "by the model's own layer", check)

@@ -243,13 +243,13 @@ class Lockstep:
         self._layer: int | None = None
         self._model = copy.copy(cpu)
         for field, value in vars(cpu).items():
-            if field not in ("config", "gguf", "ops", "mtp"):
+            if field not in ("config", "gguf", "ops", "drafter"):
                 setattr(self._model, field, join(value, vars(gpu)[field], field))
         self._model.ops = self
         self._model.block = self._block
-        if cpu.mtp is not None:
-            self._model.mtp = join(cpu.mtp, gpu.mtp)
-            self._model.mtp.belong(self._model)
+        if cpu.drafter is not None:
+            self._model.drafter = join(cpu.drafter, gpu.drafter)
+            self._model.drafter.belong(self._model)
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
         """Run a pass on both devices and return the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab].
@@ -267,7 +267,7 @@ class Lockstep:
         for model in (self._cpu, self._gpu):
             model.reserve(position + 1)
         at_token, at_position = (np.array([value], np.int32) for value in (token, position))
-        self._model.mtp.compute(self._pass(at_token, at_position), 1)
+        self._model.drafter.compute(self._pass(at_token, at_position), 1)
 
     def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""

@@ -953,7 +953,7 @@ def test_its_own_drafts_after_long_prompts(hybrids: Any, temperature: float) -> 
         for llm in hybrids:
             llm.reset()
             llm.prefill(ids[:n])
-        drafted = [llm.model.mtp.forward(ids[n - 1], n) for llm in hybrids]
+        drafted = [llm.model.drafter.forward(ids[n - 1], n) for llm in hybrids]
         same(drafted[1], drafted[0], "logits of a draft")
 
 

@@ -140,7 +140,7 @@ def test_prompts_of_one_token_and_the_end_of_the_context(kind: str, tmp_path: Pa
     target = make_model(tmp_path / "t.gguf", "tiny-gemma4-e", "Q8_0", seed=1)
     assistant = make_model(tmp_path / "a.gguf", "tiny-gemma4-e-assistant", "Q8_0", seed=1)
     llm: Any = engine.load(target, device="cpu", n_ctx=48, n_threads=1, cache_type=kind, draft_model=assistant)
-    assert [llm.model.mtp._memories[il] for il in range(2)] == [2, 3]  # the tail has none
+    assert [llm.model.drafter._memories[il] for il in range(2)] == [2, 3]  # the tail has none
     for temperature in (0.0, 1.0):
         for prompt in ([7], [7, 8], [3] * 47):
             given: dict[str, Any] = {"temperature": temperature, "seed": 2, "ignore_eos": True}
@@ -312,15 +312,15 @@ def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[s
     for n in (1, 2, 32, 33, 130):
         llm.reset()
         logits = llm.logits(ids[:n])[-1]
-        h = np.array(llm.model.mtp.hidden[0, (n - 1) % HIDDEN_ROWS], np.float64)
+        h = np.array(llm.model.drafter.hidden[0, (n - 1) % HIDDEN_ROWS], np.float64)
         # It is what the head reads.
         z = table @ h
         assert np.abs(30 * np.tanh(z / 30) - logits).max() < 1e-4
         caches = {slides: unrolled(llm.cache.layers[il], n) for slides, il in memories.items()}
-        llm.model.mtp.stand(n)
+        llm.model.drafter.stand(n)
         token, far, quantized = 11, [], kinds[0].startswith("q")
         for step in range(4):
-            found = llm.model.mtp.forward(token, n + step)
+            found = llm.model.drafter.forward(token, n + step)
             e = table[token] * np.sqrt(table.shape[1])
             expected, following = draft(shape, w, e, h, n, caches, quantized)
             # The rounding of float32 is 2e-6.  An element of a query that is rounded to another integer would show as an
@@ -393,7 +393,7 @@ def test_tables_of_angles_are_the_targets_own_where_they_are_the_same(tiny: dict
     llm: Any = engine.load(
         tiny["tiny-gemma4"], device="cpu", n_ctx=64, n_threads=1, draft_model=tiny["tiny-gemma4-assistant"]
     )
-    assistant = llm.model.mtp
+    assistant = llm.model.drafter
     assert len({id(rotary) for rotary in llm.model._rotaries.values()}) == 2
     assert assistant._rotaries.keys() == llm.model._rotaries.keys()
     assert all(rotary is llm.model._rotaries[rope] for rope, rotary in assistant._rotaries.items())
@@ -418,4 +418,4 @@ def test_devices(tiny: dict[str, Path]) -> None:
 def test_it_counts_what_a_draft_reads(tiny: dict[str, Path]) -> None:
     llm: Any = engine.load(tiny["tiny-gemma4"], device="cpu", n_ctx=64, draft_model=tiny["tiny-gemma4-assistant"])
     assistant: GGUF = read_gguf(tiny["tiny-gemma4-assistant"])
-    assert source(llm).cost == assistant.n_bytes == llm.model.mtp.n_bytes
+    assert source(llm).cost == assistant.n_bytes == llm.model.drafter.n_bytes

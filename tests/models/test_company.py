@@ -110,11 +110,11 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
 
 def drafts(model: Any, sequence: Sequence, token: int) -> list[bytes]:
     """The logits of a chain of drafts after ``token``, the next one of a sequence; none if nothing drafts."""
-    if model.mtp is None:
+    if model.drafter is None:
         return []
-    if hasattr(model.mtp, "stand"):
-        model.mtp.stand(sequence.length)
-    return [model.mtp.forward(token + i, sequence.length + i, sequence).tobytes() for i in range(3)]
+    if hasattr(model.drafter, "stand"):
+        model.drafter.stand(sequence.length)
+    return [model.drafter.forward(token + i, sequence.length + i, sequence).tobytes() for i in range(3)]
 
 
 def read(model: Any, sequence: Sequence, tokens: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     alone, several = engine.load(**given, n_threads=1), engine.load(**given, n_threads=2, parallel=3)
     one: Any = alone.model
     model: Any = several.model
-    assert len(model.sequences) == 3 and (model.mtp is None) is (name in ("dense", "windows", "mixture"))
+    assert len(model.sequences) == 3 and (model.drafter is None) is (name in ("dense", "windows", "mixture"))
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]
     texts = [rng.integers(0, n_vocab - 3, BEGUN[i] + kept[i] + LATER).astype(np.int32) for i in range(3)]

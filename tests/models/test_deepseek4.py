@@ -216,8 +216,8 @@ def test_both_layouts_are_the_same_layer(layers: dict[str, Path]) -> None:
         llm: Any = engine.load(layers["model"], draft_model=layers[layout], **given)
         tokens = texts(llm, 60).tolist()
         llm.prefill(tokens)
-        found.append([llm.model.mtp.forward(tokens[-1 - i], 60 + i).tobytes() for i in range(3)])
-        costs.append(llm.model.mtp.n_bytes)
+        found.append([llm.model.drafter.forward(tokens[-1 - i], 60 + i).tobytes() for i in range(3)])
+        costs.append(llm.model.drafter.n_bytes)
     assert found[0] == found[1] and costs[0] == costs[1]
     assert costs[0] < layers["ds4"].stat().st_size
 
@@ -226,10 +226,10 @@ def test_a_snapshot_has_what_the_layer_needs(layers: dict[str, Path]) -> None:
     llm: Any = engine.load(layers["model"], draft_model=layers["ds4"], n_ctx=192, device="cpu", n_threads=1)
     tokens = texts(llm, 180)
     in_batches(llm, tokens[:100], [100])
-    snapshot, expected = llm.model.save(), llm.model.mtp.forward(7, 100).tobytes()
+    snapshot, expected = llm.model.save(), llm.model.drafter.forward(7, 100).tobytes()
     in_batches(llm, np.concatenate([tokens[:100], tokens[:80]]), [60, 60, 60])
     llm.model.restore(snapshot)
-    assert llm.model.mtp.forward(7, 100).tobytes() == expected
+    assert llm.model.drafter.forward(7, 100).tobytes() == expected
 
 
 def test_layers_that_do_not_fit_are_refused(layers: dict[str, Path], tmp_path: Path) -> None:

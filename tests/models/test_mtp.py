@@ -82,7 +82,7 @@ def test_a_draft_model_comes_before_it() -> None:
     llm = engine.load("pycoder-moe-mtp", device="cpu", n_ctx=N_CTX, n_threads=1, draft_model="pycoder-draft")
     expected = llm.complete(PROMPTS[2], max_tokens=COUNT, temperature=0, speculation=PLAIN).ids
     found = llm.complete(PROMPTS[2], max_tokens=COUNT, temperature=0)
-    assert llm.model.mtp is None and found.ids == expected
+    assert llm.model.drafter is None and found.ids == expected
     assert found.speculation is not None and set(found.speculation.drafted_by) == {"model"}
 
 
@@ -106,7 +106,7 @@ def test_what_a_pass_leaves_for_drafts_does_not_depend_on_drafts(llm: engine.LLM
         layer = llm.cache.layers[-1]
         n = len(ids) + COUNT
         model: Any = llm.model
-        hidden = model.mtp.hidden
+        hidden = model.drafter.hidden
         keys, values = layer.keys[:, layer.table[0]].swapaxes(2, 3), layer.values[:, layer.table[0]]
         keys, values = (x.reshape(x.shape[0], -1, x.shape[3])[:, :n] for x in (keys, values))
         rows = [p % hidden.shape[1] for p in range(n - 8, n)]

@@ -51,7 +51,7 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for rows in (128, *ROWS):
         llm.reset()
         llm.model.forward(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(rows, 16))
-    model.mtp.forward(0, 1)
+    model.drafter.forward(0, 1)
     kept, results = needs(llm, 128)
     assert taken["kept"] == kept and results / 2 < taken["results"] <= results
 
@@ -72,7 +72,7 @@ def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ops: Any = model.ops
     for rows in (ops.max_rows, *ROWS):
         ops.record(partial(model.compute, ops._inputs.part(slice(rows)), min(rows, 16)))
-    ops.record(partial(model.mtp.compute, ops._inputs.part(slice(1)), 1))
+    ops.record(partial(model.drafter.compute, ops._inputs.part(slice(1)), 1))
     kept, results = needs(llm, ops.max_rows)
     # Tokens and positions are few bytes, which a reserve covers.
     assert abs(taken["the key-value cache"] - kept) < 1 << 16

@@ -98,7 +98,7 @@ def test_the_trunk_runs(name: str, damage: str, tmp_path: Path) -> None:
         source, tmp_path / "m.gguf", keys, lambda tensors: made.change(last, tensors) if made.change else tensors
     )
     model = loaded(path)
-    assert model.mtp is None and model.config.mtp is None and model.config.layers == plain.config.layers
+    assert model.drafter is None and model.config.mtp is None and model.config.layers == plain.config.layers
     told = made.told.replace("KEY", f"{architecture}.nextn_predict_layers").replace("LAST", str(last))
     assert model.config.mtp_problem.startswith(told)
     assert len(model.cache.layers) == len(plain.cache.layers) and model.cache.n_bytes == plain.cache.n_bytes
@@ -115,9 +115,9 @@ def test_each_tensor_of_the_layer(tmp_path: Path) -> None:
         path = edited(source, tmp_path / "m.gguf", change=partial(without(name.removeprefix("blk.3")), 3))
         model = loaded(path)
         if any(part in name for part in ("embed_tokens", "shared_head", "exp_probs_b")):
-            assert model.mtp is not None
+            assert model.drafter is not None
         else:
-            assert model.mtp is None and model.config.mtp_problem.startswith("tensor blk.3.")
+            assert model.drafter is None and model.config.mtp_problem.startswith("tensor blk.3.")
 
 
 def test_layers_of_deepseek4(tmp_path: Path) -> None:

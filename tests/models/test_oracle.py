@@ -70,11 +70,13 @@ def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case
         llm.reset()
         if at:
             llm.logits(prompt[:at])
-        assert _error(llm.model.mtp.forward(prompt[at], at), row) <= BOUND, f"prompt {row['prompt']}, position {at}"
+        assert _error(llm.model.drafter.forward(prompt[at], at), row) <= BOUND, f"prompt {row['prompt']}, position {at}"
     llm.reset()
     llm.logits(prompts(case)[-1].tolist())
     for row in golden["drafts"]:
-        assert _error(llm.model.mtp.forward(row["token"], row["position"]), row) <= BOUND, f"draft {row['position']}"
+        assert _error(llm.model.drafter.forward(row["token"], row["position"]), row) <= BOUND, (
+            f"draft {row['position']}"
+        )
 
 
 @pytest.mark.parametrize("case", ASSISTANTS.values(), ids=ASSISTANTS)
@@ -82,7 +84,7 @@ def test_drafts_are_those_of_the_assistants_of_transformers(case: Case | Family,
     """Chains of drafts: inside the window, at its edges and beyond."""
     target = write_gguf(CASES[case.target], tmp_path / "target.gguf")
     llm: Any = engine.load(target, draft_model=write_gguf(case, tmp_path / "assistant.gguf"), cache_type="f32")
-    assistant = llm.model.mtp
+    assistant = llm.model.drafter
     for row in _golden(case)["rows"]:
         at, step = row["position"], row["step"]
         if step == 0:

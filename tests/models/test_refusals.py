@@ -170,7 +170,7 @@ def test_what_is_lacking_is_named(name: str, tmp_path: Path) -> None:
 def test_a_layer_that_drafts_is_left_out(tmp_path: Path) -> None:
     path = write(CHANGES["a layer that drafts"], tmp_path / "model.gguf")
     gguf = read_gguf(path)
-    assert build(without_mtp(read_config(gguf)), gguf, open_device("cpu"), 64).mtp is None
+    assert build(without_mtp(read_config(gguf)), gguf, open_device("cpu"), 64).drafter is None
 
 
 def test_scales_of_activations_change_nothing(tmp_path: Path) -> None:

@@ -189,14 +189,14 @@ class Trial:
     def drafting(self, llm: Any, prompt: list[int]) -> float:
         """The difference of the logits of the layer that drafts, at a few positions."""
         assert self.drafts is not None
-        if llm.model.mtp is None:
+        if llm.model.drafter is None:
             raise Refused("engine: no layer that drafts")
         worst = 0.0
         for at in (0, 15, len(prompt) - 1):
             llm.reset()
             if at:
                 llm.logits(prompt[:at])
-            worst = max(worst, difference(llm.model.mtp.forward(prompt[at], at), self.drafts[at]))
+            worst = max(worst, difference(llm.model.drafter.forward(prompt[at], at), self.drafts[at]))
         return worst
 
     def run(self) -> None:
@@ -229,8 +229,8 @@ def assistant(case: Case, folder: Path, llama_cpp: Path) -> dict[str, Any]:
             if step == 0:
                 llm.reset()
                 llm.logits(prompts(case)[place["prompt"]][:at].tolist())
-                llm.model.mtp.stand(at)
-            worst = max(worst, difference(llm.model.mtp.forward(place["token"], at + step), logits))
+                llm.model.drafter.stand(at)
+            worst = max(worst, difference(llm.model.drafter.forward(place["token"], at + step), logits))
     except engine.EngineError as error:
         return {"drafts": f"engine: {error}"}
     return {"drafts": worst}

@@ -313,7 +313,7 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     device: Any = gpu.device
     device.damage = damage
     notes: list[Check] = []
-    of_cpu, of_gpu = (SimpleNamespace(ops=ops, mtp=None) for ops in (cpu, gpu))
+    of_cpu, of_gpu = (SimpleNamespace(ops=ops, drafter=None) for ops in (cpu, gpu))
     both = Lockstep(of_cpu, of_gpu, lambda site, check: notes.append(check))
     arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)] + [
         np.arange(first, first + rows, dtype=np.int32)

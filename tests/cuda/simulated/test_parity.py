@@ -114,7 +114,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
     both = Lockstep(cpu.model, gpu.model, lambda site, check: noted.append((site, check)))
     for tokens, positions in passes.passes(ids, counts):
         both.forward(tokens, positions, 1)
-    if cpu.model.mtp is not None:
+    if cpu.model.drafter is not None:
         both.draft(ids[0], sum(counts))
     return noted
 

@@ -50,7 +50,7 @@ NAMES = "abc"
 class Table:
     """A model whose passes look logits up and store them by slot and position."""
 
-    mtp: "Table | None" = None
+    drafter: "Table | None" = None
 
     def __init__(self, ops: Any, n_ctx: int = N_CTX) -> None:
         self.ops = ops
@@ -349,7 +349,7 @@ def test_to_the_end_of_the_context(ops: Any) -> None:
 
 def own_layer(model: Table) -> MTPDraft:
     """Drafts of the model's own layer, without a cache of its own."""
-    model.mtp = Table(model.ops)
+    model.drafter = Table(model.ops)
     llm: Any = SimpleNamespace(model=model, config=model.config, n_ctx=N_CTX)
     return MTPDraft(llm)
 
