@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.models.base import Model
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
+from engine.models.decoder import StandardDecoder
 from engine.models.metadata import Metadata
 
 
@@ -26,4 +26,4 @@ class Architecture:
     read: Callable[[Metadata], ModelConfig]
     oracle: str
     drafts: str = ""
-    model: type[Model] = Decoder
+    model: type[Model] = StandardDecoder

@@ -25,7 +25,7 @@ from engine.ops.operations import Ops
 
 
 @dataclass
-class Rows:
+class RowWeights:
     """What makes compressed rows: the matrices of values and of scores, [overlap * d, n_embd], and their law."""
 
     values: Matrix
@@ -39,7 +39,7 @@ class Indexer:
 
     queries: Matrix
     proj: Matrix
-    keys: Rows
+    keys: RowWeights
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Compressed:
     table: Array
     output_a: Matrix
     output_b: Matrix
-    rows: Rows | None
+    rows: RowWeights | None
     indexer: Indexer | None
     eps: float
 
@@ -137,9 +137,9 @@ def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compr
     )
 
 
-def _load_rows(loader: Loader, name: str, c: CompressedConfig, d: int) -> Rows:
+def _load_rows(loader: Loader, name: str, c: CompressedConfig, d: int) -> RowWeights:
     width, n_embd = c.overlap * d, loader.config.n_embd
-    return Rows(
+    return RowWeights(
         loader.matrix(f"{name}_kv.weight", width, n_embd),
         loader.matrix(f"{name}_gate.weight", width, n_embd),
         Compressor(

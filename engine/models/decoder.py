@@ -9,7 +9,7 @@ from engine.models.layer import Layer, load_layer
 from engine.models.mtp import MTP
 
 
-class Decoder(Model):
+class StandardDecoder(Model):
     """A model of any architecture whose layers ``LayerConfig`` describes."""
 
     layers: list[Layer]

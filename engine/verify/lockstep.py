@@ -200,7 +200,7 @@ def _cpu_side(pair: Pair) -> Given:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionCall:
     """The arguments of an attention operation: the cache, the last position that each row sees (``last``), and the window;
     ``stores``: whether it appends keys and values at these positions."""
 
@@ -212,7 +212,7 @@ class Attention:
     stores: bool
 
     @classmethod
-    def of(cls, name: str, args: Sequence[Given]) -> "Attention | None":
+    def of(cls, name: str, args: Sequence[Given]) -> "AttentionCall | None":
         """The arguments of ``attention`` or ``attend_past``; None for other operations."""
         if name == "attention":
             heads, q, _, _, cache, batch, _ = args
@@ -299,7 +299,7 @@ class Lockstep:
         given = take(args, lambda pair: pair.gpu)
         plan = self._record(name, given)
         results, _ = plan.result
-        tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and not Attention.of(name, args))
+        tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and not AttentionCall.of(name, args))
         compared: list[Check] = []
 
         def compare(seen: Seen, checks: list[Check]) -> None:
@@ -325,7 +325,7 @@ class Lockstep:
         """The inputs of a result whose computation the GPU defers."""
         if not isinstance(result, Deferred):
             return ()
-        given = Attention.of(name, args)
+        given = AttentionCall.of(name, args)
         if not isinstance(result, Attended) or given is None:
             inputs = (a for a in args if isinstance(a, Pair))
             return tuple(zip(result.inputs, inputs, strict=True))
@@ -400,7 +400,7 @@ class Lockstep:
         inner: Inner,
     ) -> list[Check]:
         """Checks of what a kernel wrote besides results of its operation: ``values``, caches and rings."""
-        attended = Attention.of(name, args)
+        attended = AttentionCall.of(name, args)
         if name in ("latent_attention", "remember_latent"):
             return self._latent(args, given, kernel, values, inner)
         if name in ("keep_latents", "compress"):
@@ -449,7 +449,7 @@ class Lockstep:
         return [Check(what, a, b) for what, a, b in pairs]
 
     def _rotated(
-        self, attended: Attention, given: Sequence[Given], values: dict[str, Tensor], queries: np.ndarray
+        self, attended: AttentionCall, given: Sequence[Given], values: dict[str, Tensor], queries: np.ndarray
     ) -> list[Check]:
         """Checks of what the rotation kernel passes to attention: the queries, and the new contents of the cache."""
         cache = attended.cache
@@ -470,7 +470,7 @@ class Lockstep:
             checks += self._appended(cache, attended.last.cpu, given[4], values)
         return checks
 
-    def _chunks(self, attended: Attention, values: dict[str, Tensor], queries: np.ndarray) -> list[Check]:
+    def _chunks(self, attended: AttentionCall, values: dict[str, Tensor], queries: np.ndarray) -> list[Check]:
         """Checks of the attention kernel's results for each chunk."""
         gpu, heads, cache, positions = self._gpu.ops, attended.heads, attended.cache, attended.last.cpu
         rows, d_v = positions.size, cache.d_v
@@ -640,7 +640,7 @@ class Lockstep:
                     f"the weights {pair.cpu.name} in device memory are not those of the file: "
                     "they were laid out wrongly when they were loaded (kernel repack), or overwritten since."
                 )
-        attended = Attention.of(name, args)
+        attended = AttentionCall.of(name, args)
         end = int(attended.last.cpu.max()) + 1 if attended else 0
 
         def fresh(value: Given) -> Given:

@@ -146,7 +146,7 @@ def _limits(m: Metadata) -> list[Activation]:
 
 
 @dataclass
-class Layer:
+class DeepSeek4Layer:
     """Weights of one layer."""
 
     mixer_streams: HyperConnection
@@ -173,14 +173,14 @@ class Layer:
         self.mixer.remember(ops, n, memory, batch)
 
 
-def load_layer(loader: Loader, blk: str, config: LayerConfig) -> Layer:
+def load_layer(loader: Loader, blk: str, config: LayerConfig) -> DeepSeek4Layer:
     """The weights of a layer whose tensors' names begin with ``blk``."""
     c, mixer, network = loader.config, config.mixer, config.network
     assert isinstance(mixer, CompressedConfig) and isinstance(network, ExpertsConfig)
     chooser = blk + ("ffn_gate_tid2eid.weight" if network.tabled else "exp_probs_b.bias")
     if not loader.has(chooser):
         raise missing(loader.gguf, chooser)
-    return Layer(
+    return DeepSeek4Layer(
         load_hyper_connection(loader, blk + "hc_attn"),
         loader.vector(blk + "attn_norm.weight", c.n_embd),
         load_compressed(loader, blk, mixer),
@@ -194,9 +194,9 @@ def load_layer(loader: Loader, blk: str, config: LayerConfig) -> Layer:
 class DeepSeek4(Model):
     """deepseek4, text only."""
 
-    layers: list[Layer]
+    layers: list[DeepSeek4Layer]
 
-    def load_layer(self, il: int) -> Layer:
+    def load_layer(self, il: int) -> DeepSeek4Layer:
         """The weights of layer ``il``."""
         # The bias for tokens of images.
         self.ignore(f"blk.{il}.exp_probs_b_vl.bias")

@@ -37,7 +37,7 @@ from engine.ops.heads import Heads
 
 
 @dataclass
-class Mixture:
+class AddedExperts:
     """The experts that run in addition to the dense network, and the norms around both."""
 
     post_ffw_norm_1: Array
@@ -57,7 +57,7 @@ class PerLayer:
 
 
 @dataclass
-class Layer:
+class Gemma4Layer:
     """Weights of one layer; ``attn_k`` is None if it has no keys of its own, ``attn_v`` if its keys are also its values."""
 
     attn_norm: Array
@@ -73,14 +73,14 @@ class Layer:
     ffn: FeedForward
     post_ffw_norm: Array
     scale: float
-    mixture: Mixture | None = None
+    mixture: AddedExperts | None = None
     per_layer: PerLayer | None = None
 
 
 class Gemma4Loader(Loader):
     """Loads the layers of gemma4 models and of their assistants."""
 
-    def load_layer(self, il: int) -> Layer:
+    def load_layer(self, il: int) -> Gemma4Layer:
         """The weights of layer ``il``."""
         c, blk = self.config, f"blk.{il}."
         mixer, network = c.layers[il].mixer, c.layers[il].network
@@ -97,7 +97,7 @@ class Gemma4Loader(Loader):
         k_norm = self.vector(blk + "attn_k_norm.weight", d) if own else None
         heads = Heads(mixer.n_head, mixer.n_head_kv, d, d, True, mixer.scale, c.norm_eps, q_norm, k_norm)
         q, k, v = self._inputs(blk, rows, kv_rows, own)
-        layer = Layer(
+        layer = Gemma4Layer(
             attn_norm=self.vector(blk + "attn_norm.weight", c.n_embd),
             attn_q=q,
             attn_k=k,
@@ -134,7 +134,7 @@ class Gemma4Loader(Loader):
         v = self.linear(blk + "attn_v", kv_rows, n_embd) if has_v else None
         return self.linear(blk + "attn_q", rows, n_embd), k, v
 
-    def _mixture(self, blk: str, e: ExpertsConfig) -> Mixture:
+    def _mixture(self, blk: str, e: ExpertsConfig) -> AddedExperts:
         c = self.config
         norm = self.array(blk + "ffn_gate_inp.scale", c.n_embd) * np.float32(1.0 / np.sqrt(c.n_embd))
         router = join_rows(blk + "ffn_gate_inp", self.array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd))
@@ -149,7 +149,7 @@ class Gemma4Loader(Loader):
             activation=e.activation,
             scales=self.optional(blk + "ffn_down_exps.scale", e.n_expert),
         )
-        return Mixture(
+        return AddedExperts(
             self.vector(blk + "post_ffw_norm_1.weight", c.n_embd),
             self.vector(blk + "pre_ffw_norm_2.weight", c.n_embd),
             self.vector(blk + "post_ffw_norm_2.weight", c.n_embd),
@@ -157,7 +157,7 @@ class Gemma4Loader(Loader):
             experts,
         )
 
-    def finish(self, layer: Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
+    def finish(self, layer: Gemma4Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
         """The rest of a layer after attention.
 
         x: the residual stream, float32 [rows, n_embd]; o: the result of attention; per_layer: the layer's embeddings of the
@@ -187,7 +187,7 @@ class Gemma4Loader(Loader):
 class Gemma4(Gemma4Loader, Model):
     """gemma4, text only."""
 
-    layers: list[Layer]
+    layers: list[Gemma4Layer]
 
     def load_rest(self) -> None:
         """Load the weights of per-layer embeddings."""
