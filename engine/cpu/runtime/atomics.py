@@ -1,6 +1,6 @@
-"""What threads share: atomic integers, waiting, and calls of compiled kernels by their address.
+"""Primitives for threads: atomic integers, waiting, and calls of compiled kernels by their address.
 
-All functions are for compiled code.  Arrays are int64, contiguous; indices are not checked.
+All functions are called from compiled code.  Arrays are int64 and contiguous.  Indices are not checked.
 """
 
 import platform
@@ -24,7 +24,7 @@ def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @intrinsic
 def load(typingctx, a, i):
-    """a[i], and everything that was written before the thread that stored it stored it."""
+    """Atomic load of a[i].  Everything that another thread wrote before it stored this value is visible afterwards."""
 
     def codegen(context, builder, sig, args):
         return builder.load_atomic(_element(context, builder, sig.args[0], *args), "seq_cst", 8)
@@ -34,7 +34,7 @@ def load(typingctx, a, i):
 
 @intrinsic
 def store(typingctx, a, i, value):
-    """a[i] = value, visible only after everything that this thread wrote before."""
+    """Atomic store a[i] = value.  Everything that this thread wrote before is visible to threads that load the value."""
 
     def codegen(context, builder, sig, args):
         builder.store_atomic(args[2], _element(context, builder, sig.args[0], *args[:2]), "seq_cst", 8)
@@ -45,7 +45,7 @@ def store(typingctx, a, i, value):
 
 @intrinsic
 def swap_if(typingctx, a, i, expected, value):
-    """Set a[i] to value if it is ``expected``; returns whether it was."""
+    """Atomic compare-and-swap: set a[i] to value if it equals ``expected``; returns whether it did."""
 
     def codegen(context, builder, sig, args):
         place = _element(context, builder, sig.args[0], *args[:2])
@@ -56,7 +56,7 @@ def swap_if(typingctx, a, i, expected, value):
 
 @intrinsic
 def add(typingctx, a, i, value):
-    """Add value to a[i]; returns what it was before."""
+    """Atomic addition of value to a[i]; returns the previous value."""
 
     def codegen(context, builder, sig, args):
         return builder.atomic_rmw("add", _element(context, builder, sig.args[0], *args[:2]), args[2], "seq_cst")
@@ -69,7 +69,7 @@ def add(typingctx, a, i, value):
 
 @intrinsic
 def pause(typingctx):
-    """Wait for some 40 cycles without using the core's resources, which its other hardware thread may need."""
+    """Wait for about 40 cycles without using resources of the core that its other hardware thread may need."""
 
     def codegen(context, builder, sig, args):
         if _X86:
@@ -101,7 +101,7 @@ def _futex(builder: Any, place: Any, operation: int, value: Any, timeout: Any) -
 
 @intrinsic
 def yield_core(typingctx):
-    """Let another thread that is ready use this core."""
+    """Let another runnable thread use this core."""
 
     def codegen(context, builder, sig, args):
         _system_call(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", (), _I32)
@@ -112,8 +112,8 @@ def yield_core(typingctx):
 
 @intrinsic
 def sleep_while(typingctx, a, i, value, timeout):
-    """Sleep while the low 32 bits of a[i] are those of ``value``, until ``wake`` is called or the time is over; timeout int64
-    [2]: seconds, nanoseconds.  Where the system cannot wait for a value, sleep for a moment."""
+    """Sleep until ``wake`` is called or the timeout has passed, unless the low 32 bits of a[i] differ from those of
+    ``value``. timeout int64 [2]: seconds, nanoseconds.  On systems without futexes, sleep for a fixed short time."""
 
     def codegen(context, builder, sig, args):
         if _FUTEX:
@@ -132,7 +132,7 @@ def sleep_while(typingctx, a, i, value, timeout):
 
 @intrinsic
 def wake(typingctx, a, i):
-    """Wake every thread that sleeps in ``sleep_while`` for a[i]."""
+    """Wake all threads that sleep in ``sleep_while`` for a[i]."""
 
     def codegen(context, builder, sig, args):
         if _FUTEX:
@@ -158,7 +158,7 @@ def fetch(typingctx, address, i):
 
 @intrinsic
 def call(typingctx, function, arguments, first, last):
-    """Call the entry (``engine/cpu/runtime/entry.py``) at the address ``function``; returns whether it failed."""
+    """Call the entry (``engine/cpu/runtime/entry.py``) at the address ``function``; returns whether it raised an error."""
 
     def codegen(context, builder, sig, args):
         convention, given = context.call_conv, (types.int64,) * 3

@@ -1,8 +1,8 @@
-"""Entries: kernels that take their arguments from memory, so that all of them are called in one way.
+"""Entries: wrappers of kernels that read the arguments from memory, so that all kernels are called in the same way.
 
 A kernel is a compiled function of arrays and numbers whose last two arguments are the range of items to compute.  Its entry
-has the signature (address, first, last): it reads the other arguments from a record at ``address`` and calls the kernel.  A
-record consists of int64 words: for an array the address of its data and its shape, for a number its value.
+has the signature (address, first, last).  It reads the other arguments from a record at ``address`` and calls the kernel.  A
+record consists of int64 words: the address of the data and the shape for an array, the value for a number.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ _RANGE = (types.int64,) * 3
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry of a kernel for these types of arguments, without the range.
+    """The entry of a kernel for given types of arguments, without the range.
 
-    home, name: the module and the name of the kernel; constants: those of a member of a family
-    (``engine/compile/family.py``), else None.
+    home, name: the module and the name of the kernel; constants: the constants of a member of a family
+    (``engine/compile/family.py``), or None.
     """
 
     home: str
@@ -60,24 +60,24 @@ class Entry:
         return _MADE[self]
 
     def kept(self) -> bool:
-        """Whether it was compiled before."""
+        """Whether it has been compiled, in this process or an earlier one."""
         made = self._dispatcher()
         return _RANGE in made.overloads or kernel_cache.has("cpu", made._cache.file(_RANGE, made.targetctx.codegen()))
 
     def compile(self) -> None:
-        """Compile it, or load it if it was compiled before."""
+        """Compile it, or load it from disk if it has been compiled before."""
         self._dispatcher().compile(_RANGE)
 
     def size(self) -> int:
-        """An estimate of the work: bytes of bytecode of the kernel and of the functions that it calls."""
+        """An estimate of the time of compiling: bytes of bytecode of the kernel and of the functions that it calls."""
         family = None if self.constants is None else getattr(import_module(self.home), self.name)
         if family is None:
             return size_of(self.kernel.py_func)
-        # What a member of a family is made of is emitted by functions, and more than they are.
+        # The functions of a family emit code, and more of it than their own size.
         return 4 * size_of(family.__wrapped__)
 
     def address(self) -> int:
-        """The address of its machine code, which stays valid while the process lives."""
+        """The address of its machine code, which is valid until the process ends."""
         self.compile()
         result = self._dispatcher().overloads[_RANGE]
         return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
@@ -88,7 +88,7 @@ _MADE: dict[Entry, Any] = {}
 
 
 def entry_of(kernel: Any, arguments: Sequence[Any]) -> Entry:
-    """The entry of a kernel for arguments of the types of these."""
+    """The entry of a kernel for arguments of the same types as these."""
     signature = tuple(_type_of(argument) for argument in arguments)
     key = kernel, signature
     if key not in _ENTRIES:
@@ -122,7 +122,7 @@ def words(arguments: Sequence[Any]) -> list[int]:
 
 
 def _reader(signature: Sequence[Any]) -> Any:
-    """An intrinsic ``f(address, first, last)`` that returns the arguments of the record at ``address``, and the range."""
+    """An intrinsic ``f(address, first, last)`` that returns the arguments in the record at ``address`` and the range."""
 
     @intrinsic
     def arguments(typingctx, address, first, last):

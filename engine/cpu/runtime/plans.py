@@ -1,4 +1,4 @@
-"""Recorded passes, and which ones are kept."""
+"""Recorded passes, and which of them are kept."""
 
 from dataclasses import dataclass
 
@@ -11,31 +11,31 @@ from engine.limits import STEP_ROWS
 from engine.ops.operations import Forward
 
 WIDE_PLANS = 4
-"""The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
+"""The number of wide passes that are kept.  Only the latest are kept, because prompts differ in length."""
 
 Key = tuple[Forward[np.ndarray], int, int, bool]
-"""A pass, its number of rows, its number of rows with logits, and whether rows may belong to several sequences."""
+"""The forward function, the number of rows, the number of rows with logits, and whether the pass is mixed."""
 
 
 @dataclass
 class Plan:
-    """A recorded pass: its tokens, positions and sequences are written to ``inputs`` before the program is run."""
+    """A recorded pass.  Tokens, positions and slots must be written to ``inputs`` before the program is run."""
 
     inputs: Batch[np.ndarray]
     program: Program
 
     def fill(self, batch: Batch[np.ndarray]) -> None:
-        """Let it read these rows."""
+        """Write these rows to the inputs."""
         self.inputs.tokens[:], self.inputs.positions[:] = batch.tokens, batch.positions
         assert self.inputs.sequences is not None
         self.inputs.sequences[:] = 0 if batch.sequences is None else batch.sequences
 
 
 class Plans:
-    """The passes of one backend.
+    """The recorded passes of one backend.
 
-    ``kept``: passes with at most as many rows as a step, or with the most rows; ``latest``: the latest of all others, oldest
-    first.
+    ``kept``: passes with at most as many rows as a step, or with the maximum; ``latest``: the latest of all other passes,
+    oldest first.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -50,7 +50,7 @@ class Plans:
         return Plan(inputs, self._recorder.record(lambda: forward(inputs, n_logits)))
 
     def forget(self, rows: range) -> None:
-        """Record passes of these numbers of rows anew when they are run again."""
+        """Drop kept passes with these numbers of rows, so that they are recorded again when they are used."""
         self.kept = {key: plan for key, plan in self.kept.items() if key[1] not in rows}
 
     def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int, mixed: bool = False) -> Plan:

@@ -1,7 +1,7 @@
 """Memory for the intermediate results of recorded passes.
 
-The operations of a pass run in the order in which they were recorded.  So when the last reference to an array disappears
-while a pass is being recorded, its memory can hold the results of operations that are recorded later.
+The operations of a pass run in the order in which they were recorded.  When the last reference to an array disappears while
+a pass is being recorded, its memory can therefore be used for the results of operations that are recorded later.
 """
 
 import math
@@ -13,15 +13,15 @@ from numpy.typing import DTypeLike
 from engine.cpu import mapping
 
 ALIGNMENT = 64
-"""Arrays begin at cache lines."""
+"""The alignment of arrays in bytes, a cache line."""
 
 LARGE = 1 << 20
-"""Size in bytes from which results share memory regardless of their exact sizes, and from which memory can go back to the
-system while it is not used."""
+"""The size in bytes from which memory is reused for arrays of other sizes, and from which unused memory can be returned to
+the system."""
 
 
 def aligned(n_bytes: int, zeroed: bool = False) -> np.ndarray:
-    """Memory that begins at a cache line, uninitialized or ``zeroed``: uint8 [n_bytes]."""
+    """Memory aligned to a cache line, uint8 [n_bytes]; zeroed: whether it is zeroed or uninitialized."""
     if n_bytes >= LARGE:
         return mapping.mapped(n_bytes)
     raw = (np.zeros if zeroed else np.empty)(n_bytes + ALIGNMENT, np.uint8)
@@ -30,7 +30,7 @@ def aligned(n_bytes: int, zeroed: bool = False) -> np.ndarray:
 
 
 class Block:
-    """Memory of one array, which returns to its pool when neither the array nor a view of it exists."""
+    """The memory of one array, which is returned to its pool when neither the array nor a view of it exists."""
 
     def __init__(self, pool: "Pool", slab: np.ndarray) -> None:
         self._pool = pool
@@ -42,10 +42,10 @@ class Block:
 
 
 class Pool:
-    """Unused memory, by its size in bytes.  ``n_bytes``: its size, with that of the memory in use.
+    """A pool of memory.  ``n_bytes``: its size in bytes, including the memory in use.
 
-    What becomes unused within a stage is not used again before the next one: an operation of the stage may still read it
-    while others, which are recorded later, write their results.
+    Memory that is returned within a stage is not reused before the next stage.  An operation of the stage may still read it
+    while another operation of the same stage, recorded later, writes its result.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class Pool:
         self._read: list[np.ndarray] = []
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """An uninitialized array.  The memory of a large one may be up to eight times as large, so that passes of fewer rows
-        use the memory of the largest pass."""
+        """An uninitialized array.  The memory of a large array may have up to eight times its size, so that passes of fewer
+        rows use the memory of the largest pass."""
         count = math.prod(shape)
         wanted = count * np.dtype(dtype).itemsize
-        # Few sizes, so that arrays of similar sizes share memory.
+        # Round to a few sizes, so that arrays of similar sizes can use the same memory.
         size = max(ALIGNMENT, 1 << (wanted - 1).bit_length()) if wanted else ALIGNMENT
         if size > 1 << 16:
             step = size >> 3
@@ -74,32 +74,31 @@ class Pool:
         return np.asarray(Block(self, slab))[:wanted].view(dtype).reshape(shape)
 
     def give_back(self, slab: np.ndarray) -> None:
-        """Let arrays of later stages use this memory."""
+        """Return memory to the pool, for arrays of later stages."""
         self._read.append(slab)
 
     def begin_stage(self) -> None:
-        """Let arrays from now on use the memory that was given back before the operation that is being recorded, which begins
-        a stage."""
+        """Make the returned memory available.  To be called when the operation that is being recorded begins a stage."""
         for slab in self._read:
             self._unused.setdefault(slab.size, []).append(slab)
         self._read.clear()
 
     def rest(self) -> None:
-        """Give the memory of large arrays back to the system until passes use it again: what they read of it, they have
-        written before."""
+        """Return the unused memory of large arrays to the system.  It becomes zeroed memory when passes use it again, which
+        is safe because a pass writes intermediate results before it reads them."""
         for slabs in (self._read, *self._unused.values()):
             for slab in slabs:
                 mapping.give_back(slab, [(0, slab.size)])
 
     def resume(self) -> None:
-        """Let large arrays have huge pages again."""
+        """Allow huge pages for large arrays again."""
         for slabs in (self._read, *self._unused.values()):
             for slab in slabs:
                 mapping.resume(slab)
 
 
 def owner(array: np.ndarray) -> object:
-    """The object whose memory an array is a view of."""
+    """The object that owns the memory of an array."""
     held: object = array
     while isinstance(held, np.ndarray):
         if held.base is None:

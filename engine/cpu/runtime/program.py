@@ -1,7 +1,7 @@
-"""A recorded pass: a list of operations, in the form in which the threads of a team compute them.
+"""A recorded pass: a list of operations in the form that the threads of a team execute.
 
-Recording notes kernels and the addresses of their arguments and computes nothing.  A program can be run any number of times;
-inputs and results are in memory that it refers to.
+Recording stores kernels and the addresses of their arguments, and computes nothing.  A program can be run any number of
+times.  Its inputs and results are in fixed memory.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from engine.cpu.runtime.pool import Block, owner
 from engine.cpu.runtime.walk import ENDS, WORDS
 
 TILE_NS = 6000.0
-"""The time that a tile should take on one thread, in nanoseconds: long compared with claiming it, which takes some 100 ns,
-and short compared with the work of all threads."""
+"""The intended time of a tile on one thread, in nanoseconds: long compared with claiming it, which takes about 100 ns, and
+short compared with the work of all threads."""
 
 
 class Operation(NamedTuple):
-    """A kernel, the place of its arguments among the words of the program, its number of items, and those of a tile."""
+    """A kernel, the index of its arguments in the words of the program, its number of items, and the items per tile."""
 
     entry: Entry
     at: int
@@ -34,7 +34,7 @@ class Program:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self._words: list[int] = []
-        #: What the words point to, except intermediate results, whose memory belongs to a pool.
+        #: The objects that the words point to, except intermediate results, whose memory belongs to a pool.
         self._kept: dict[int, Any] = {}
         self.result: np.ndarray | None = None
 
@@ -43,8 +43,8 @@ class Program:
     ) -> None:
         """Append a kernel that computes ``items`` items, each in about ``ns`` nanoseconds.
 
-        joined: it does not depend on the operation before, so that both can be computed at the same time; multiple: tiles
-        consist of a multiple of this number of items.
+        joined: whether it is independent of the previous operation, so that both can run at the same time; multiple: the
+        number of items of a tile is a multiple of this.
         """
         if items < 1:
             return
@@ -62,17 +62,16 @@ class Program:
         return len(self.operations)
 
     def entries(self) -> list[Entry]:
-        """The entries of its kernels, each once."""
+        """The distinct entries of its kernels."""
         return list(dict.fromkeys(operation.entry for operation in self.operations))
 
     def finish(self) -> None:
-        """Compile or load the kernels and write the tables that threads read.  Call it before the program is run."""
+        """Compile or load the kernels and build the tables for the threads.  To be called before the program is run."""
         addresses = {entry: entry.address() for entry in self.entries()}
         n = len(self)
         self._record = np.array(self._words, np.int64)
         self.table = np.zeros((n, WORDS), np.int64)
-        #: int64 [n]: what ``left`` and ``undone`` of ``engine/cpu/runtime/walk.py`` are when a pass begins, without its
-        #: number.
+        #: int64 [n]: the initial ``left`` and ``undone`` of ``engine/cpu/runtime/walk.py``, without the number of the pass.
         self.left, self.undone = np.zeros(n, np.int64), np.zeros(n, np.int64)
         last = n - 1
         for k in range(n - 1, -1, -1):

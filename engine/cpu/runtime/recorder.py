@@ -1,4 +1,4 @@
-"""Recording passes: while a pass is recorded, its operations are noted; otherwise they are computed when they are called."""
+"""Recording passes: operations are stored while a pass is being recorded, and executed at once otherwise."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ f32 = np.float32
 
 
 class Recorder:
-    """Starts kernels: at once, or as operations of the program that is being recorded."""
+    """Executes kernels at once, or adds them to the program that is being recorded."""
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
@@ -26,10 +26,10 @@ class Recorder:
         return np.empty(shape, dtype) if self._program is None else self._pool.empty(shape, dtype)
 
     def do(self, kernel: Any, *arguments: Any, items: int, ns: float, joined: bool = False, multiple: int = 1) -> None:
-        """Compute items [0, items) of a kernel, each of which takes about ``ns`` nanoseconds.
+        """Compute items [0, items) of a kernel, each in about ``ns`` nanoseconds.
 
-        joined: it does not depend on the operation before; multiple: the kernel is fastest with multiples of this number of
-        items.
+        joined: whether it is independent of the previous operation; multiple: the kernel is fastest with a multiple of this
+        number of items.
         """
         if self._program is None:
             kernel(*arguments, 0, items)
@@ -39,7 +39,7 @@ class Recorder:
             self._program.add(kernel, arguments, items, ns, joined, multiple)
 
     def record(self, body: Callable[[], np.ndarray | None]) -> Program:
-        """The operations that ``body`` calls, and its result, as a program."""
+        """A program of the operations that ``body`` calls, with its result."""
         self._program = Program()
         try:
             result = body()
@@ -50,19 +50,19 @@ class Recorder:
         return program
 
     def run_program(self, program: Program) -> None:
-        """Compute the operations of a program, which is finished."""
+        """Execute a program, after ``Program.finish``."""
         team().run(program, self.n_threads)
 
     def compute(self, kernel: Any, *arguments: Any, items: int) -> None:
-        """Compute items [0, items) of a kernel at once, with all threads; an item takes at least some microseconds."""
+        """Compute items [0, items) of a kernel at once with all threads; an item takes at least a few microseconds."""
         program = Program()
         program.add(kernel, arguments, items, TILE_NS)
         program.finish()
         self.run_program(program)
 
     def flush(self) -> None:
-        """Compute the operations that have been recorded so far, so that their results can be looked at; the program
-        continues without them."""
+        """Execute the operations recorded so far, so that their results can be read.  Recording continues with an empty
+        program."""
         if self._program is not None:
             program, self._program = self._program, Program()
             program.finish()

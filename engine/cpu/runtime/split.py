@@ -1,4 +1,4 @@
-"""A pass that is started in pieces.  On the CPU, it has only one."""
+"""A pass that is run in pieces.  On the CPU it is one piece."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class WholePass:
-    """A pass in one piece: the CPU reads a prompt beside answers in passes of few rows."""
+    """A pass in one piece.  While requests run, the CPU reads prompts in passes of few rows instead."""
 
     def __init__(self, run: Callable[[], np.ndarray | None]) -> None:
         """run: computes the pass and returns its logits."""
@@ -15,14 +15,14 @@ class WholePass:
         self._result: np.ndarray | None = None
 
     def advance(self, count: int) -> int:
-        """Compute the pass; returns 0, the number of pieces that are left."""
+        """Run the pass; returns 0, the number of pieces left."""
         self._result = self._run()
         return 0
 
     def logits(self, wait: bool) -> np.ndarray | None:
-        """The logits of its last rows, float32 [n_logits, n_vocab]; None if none are wanted.  wait: has no effect, since the
-        pass has ended."""
+        """The logits of the last rows, float32 [n_logits, n_vocab]; None if none were requested.  wait: has no effect,
+        because the pass has ended."""
         return self._result
 
     def cancel(self) -> None:
-        """Do nothing: no piece is left."""
+        """Do nothing, because no piece is left."""

@@ -1,8 +1,8 @@
 """The team: the threads of this process that compute passes on the CPU.
 
-There is one team per process, and passes take turns.  The thread that runs a pass takes part in it, and returns to Python
-every few milliseconds, so that Ctrl-C works.  The others wait for the next pass in compiled code for a moment, and then at a
-lock: they use no core while there is nothing to do.
+There is one team per process, which runs one pass at a time.  The thread that runs a pass takes part in it.  It returns to
+Python every few milliseconds, so that Ctrl-C works.  After a pass, the other threads wait for the next one in compiled code
+for a short time and then block on a lock, so an idle team uses no core.
 """
 
 import atexit
@@ -18,37 +18,36 @@ from engine.cpu.runtime.program import Program
 from engine.errors import DeviceError
 
 BUDGET = 4096
-"""Tiles after which the thread that runs a pass looks for signals; a long wait counts as several tiles."""
+"""The number of tiles after which the thread that runs a pass checks for signals.  A long wait counts as several tiles."""
 
 STOP_SECONDS = 1.0
-"""How long the end of the process waits for a pass and for each thread."""
+"""The time, in seconds, that the exiting process waits for a pass, and for each thread."""
 
 MOST_THREADS = 256
-"""The most threads of a team."""
+"""The maximum number of threads of a team."""
 
 
 class Team:
-    """Threads that compute the tiles of a pass together.  They are started when a pass first needs them."""
+    """Threads that compute the tiles of a pass together.  They are started when a pass needs them for the first time."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._words = np.zeros(walk.PARKED + 8 * MOST_THREADS, np.int64)
-        # Pages that are not used take no memory.
+        # The system allocates memory only for pages that are used.
         self._left, self._undone = (np.zeros(walk.MOST_OPERATIONS + 1, np.int64) for _ in range(2))
         self._timeout = np.array([0, 1_000_000], np.int64)  # 1 ms: a thread that runs a pass must see signals
         self._woken = np.zeros(MOST_THREADS, np.int64)
         self._order = 0
-        #: The pass that has begun and not ended, and its program, whose memory threads may use.
+        #: The number and the program of the pass that has begun and not ended.  Threads may use the memory of the program.
         self._open: tuple[int, Program] | None = None
         self._locks: list[threading.Lock] = []
         self._threads: list[threading.Thread] = []
         self._stopping = False
 
     def run(self, program: Program, n_threads: int) -> None:
-        """Compute all operations of a program with ``n_threads`` threads, including this one.  Raises DeviceError if a kernel
-        fails."""
+        """Execute a program with ``n_threads`` threads, including the calling one.  Raises DeviceError if a kernel fails."""
         with self._turn:
-            self._close()  # a pass that a second interrupt has left open
+            self._close()  # a second interrupt may have left a pass open
             while len(self._threads) < n_threads - 1:
                 self._hire()
             self._order = self._order % (2**31 - 1) + 1
@@ -71,7 +70,7 @@ class Team:
                 )
 
     def _close(self) -> None:
-        """End the open pass, if there is one, before all of its tiles are computed."""
+        """End the open pass, if there is one, without computing its remaining tiles."""
         self._wake()
         if self._open is not None:
             walk.drain(self._words, self._left, self._undone, self._open[0], self._timeout)
@@ -80,7 +79,8 @@ class Team:
     def _wake(self) -> None:
         """Wake the threads that were parked when the pass began."""
         for i in np.flatnonzero(self._woken):
-            # In this order, an interrupt in between wakes a thread twice, which does no harm, and never leaves one asleep.
+            # Release first: if an interrupt occurs in between, a thread is woken twice, which is harmless, and never left
+            # asleep.
             if self._locks[i - 1].locked():
                 self._locks[i - 1].release()
             self._woken[i] = 0
@@ -106,11 +106,11 @@ class Team:
     def stop(self) -> None:
         """End the threads.  They are started again if another pass is run."""
         if not self._turn.acquire(timeout=STOP_SECONDS):
-            return  # another thread is in the middle of a long pass; the process ends all the same
+            return  # another thread is in a long pass; the process exits anyway
         try:
             self._stopping = True
             for thread, lock in zip(self._threads, self._locks, strict=True):
-                # It may be about to park: then it returns to its lock within milliseconds.
+                # If it is still in compiled code, it returns to its lock within milliseconds.
                 if lock.locked():
                     lock.release()
                 thread.join(STOP_SECONDS)
@@ -121,7 +121,7 @@ class Team:
 
 
 def team_jobs() -> list[CPUJob]:
-    """A compile job for each function that runs passes."""
+    """A compile job for each compiled function of ``walk`` that the team calls."""
     words, number = types.Array(types.int64, 1, "C"), types.int64
     shared = words, words, words, number
     signatures = {
@@ -142,7 +142,7 @@ def team() -> Team:
 
 
 def _after_fork() -> None:
-    # The child has none of the threads.
+    # The child process has none of the threads.
     global _team
     _team = Team()
 

@@ -1,25 +1,26 @@
-"""How the threads of a team go through a pass: each one claims tiles, and waits only for tiles that others have claimed.
+"""The algorithm by which the threads of a team run a pass: each thread claims tiles, and waits only for claimed tiles.
 
-A pass is a list of operations, and an operation a number of tiles that any thread may compute, in any order, at the same
-time.  Operations form stages: a stage begins when all tiles of the one before are done.  Every thread runs ``walk``::
+A pass is a list of operations.  An operation consists of tiles, which any threads may compute in any order and at the same
+time.  Operations form stages: a stage begins when all tiles of the previous stage are done.  Every thread runs ``walk``::
 
     for each operation k:
         while an unclaimed tile of k is left:  claim it; compute it; count it as done
         if a stage ends with k:                wait until all tiles of the stage are done
 
-A thread that the system does not run has claimed nothing, so nobody waits for it.  When it arrives it finds no tiles and
-passes through.  It may even arrive when the threads are in a later pass, or when the memory of its own pass has been freed.
-So every word that it reads before it has claimed a tile belongs to the team, never to the pass, and contains the number of
-the pass: if it is another one, its own pass is over.  Once a thread has claimed a tile, the pass cannot end without it.
+No thread waits for a thread that the system has not scheduled, because such a thread has claimed no tile.  When it is
+scheduled later, it finds no tiles and returns.  This may happen while the team runs a later pass, or after the memory of the
+first pass has been freed.  Every word that a thread reads before it has claimed a tile therefore belongs to the team and
+not to the pass.  Each of these words contains the number of a pass: if the number has changed, the thread's pass is over.
+After a thread has claimed a tile, the pass cannot end before the tile is done.
 
 Words shared by the threads (int64):
 
-- ``words[PASS]``: the number of the pass (31 bits), the number of threads that take part (12 bits), the number of operations
+- ``words[PASS]``: the number of the pass (31 bits), the number of its threads (12 bits), and the number of its operations
   (20 bits); ``words[TABLE]``: the address of the pass's table (``engine/cpu/runtime/program.py``); ``words[FAILED]``: the
   number of the last pass in which a kernel failed; ``words[SLEEPERS]``: the number of threads that sleep in a pass;
-  ``words[PARKED + 8 i]``: whether thread i waits for its next pass outside of compiled code.
-- ``left[k]``: the number of the pass (upper 32 bits), whether a stage ends with operation k (``ENDS``), and the number of its
-  tiles that are not claimed.
+  ``words[PARKED + 8 i]``: whether thread i is parked, that is, waits for its next pass outside of compiled code.
+- ``left[k]``: the number of the pass (upper 32 bits), whether operation k is the last one of a stage (``ENDS``), and the
+  number of its tiles that are not claimed.
 - ``undone[k]``, for the last operation of a stage: the number of the pass (upper 32 bits), and the number of tiles of the
   stage that are not done.
 """
@@ -38,22 +39,23 @@ TILES = ENDS - 1
 COUNT = (1 << 32) - 1
 
 FUNCTION, RECORD, ITEMS, GRAIN, N_TILES, LAST = range(6)
-"""The words of an operation in a pass's table: its entry, the address of its arguments, its number of items, the items of a
-tile, its number of tiles, and the last operation of its stage."""
+"""The words of an operation in a pass's table: the address of its entry, the address of its arguments, the number of items,
+the number of items per tile, the number of tiles, and the index of the last operation of its stage."""
 WORDS = 6
 
 SPINS = 400
-"""How often a waiting thread looks for a change before it lets others use its core: some 10 us."""
+"""The number of times that a waiting thread checks for a change before it yields its core: about 10 us."""
 YIELDS = 20
-"""How often it then lets others use its core before it sleeps."""
+"""The number of times that it then yields its core before it sleeps."""
 LINGERS = 4000
-"""How often a thread without a pass looks for one before it parks: the next token's pass follows soon."""
+"""The number of times that a thread without a pass checks for one before it parks.  The pass of the next token usually
+begins before."""
 
 
 @njit(cache=True)
 def begin(words, left, undone, number, table, given_left, given_undone, woken):
-    """Begin the pass ``number``, whose table is at the address ``table``; given_left, given_undone [n]: the tiles of its
-    operations and stages.  Writes to woken [number of threads] which of the threads are parked: the caller must wake them."""
+    """Begin the pass ``number``, whose table is at the address ``table``.  given_left, given_undone [n]: the initial values
+    of ``left`` and ``undone``.  Sets woken[i] for each parked thread i, which the caller must wake."""
     order = (number >> 32) << 32
     for k in range(number & MOST_OPERATIONS):
         store(left, k, order + given_left[k])
@@ -66,8 +68,8 @@ def begin(words, left, undone, number, table, given_left, given_undone, woken):
 
 @njit(cache=True, nogil=True)
 def walk(words, left, undone, number, k, budget, timeout):
-    """Take part in the pass ``number`` (a value of ``words[PASS]``), from operation k on.  Returns the operation to continue
-    with: the caller regains control after ``budget`` tiles or waits; the number of operations if the pass is over."""
+    """Take part in the pass ``number`` (a value of ``words[PASS]``), starting at operation k.  Returns after ``budget`` tiles
+    or waits, with the operation to continue with, or when the pass is over, with the number of operations."""
     order, n = number >> 32, number & MOST_OPERATIONS
     while k < n:
         now = load(left, k)
@@ -93,7 +95,7 @@ def walk(words, left, undone, number, k, budget, timeout):
 
 @njit
 def compute(words, left, undone, number, k, unclaimed):
-    """Compute the tile of operation k that was claimed when ``unclaimed`` tiles were left."""
+    """Compute the tile of operation k that was claimed when ``unclaimed`` tiles were unclaimed."""
     at = load(words, TABLE) + 8 * WORDS * k
     grain, items = fetch(at, GRAIN), fetch(at, ITEMS)
     first = (fetch(at, N_TILES) - unclaimed) * grain
@@ -105,7 +107,7 @@ def compute(words, left, undone, number, k, unclaimed):
 
 @njit(inline="always")
 def finish(words, undone, k, tiles):
-    """Count tiles of the stage that ends with operation k as done."""
+    """Mark a number of tiles as done, in the stage whose last operation is k."""
     before = add(undone, k, -tiles)
     if before & COUNT == tiles and load(words, SLEEPERS) > 0:
         wake(undone, k)
@@ -113,8 +115,8 @@ def finish(words, undone, k, tiles):
 
 @njit
 def wait(words, undone, k, order, timeout):
-    """Wait for the end of the stage that ends with operation k, but not longer than ``timeout`` (``sleep_while``).  Returns
-    the price of the wait, as a number of tiles."""
+    """Wait for the end of the stage whose last operation is k, at most for ``timeout`` (``sleep_while``).  Returns the cost
+    of the wait as a number of tiles."""
     for _ in range(SPINS):
         still = load(undone, k)
         if still >> 32 != order or still & COUNT == 0:
@@ -135,9 +137,9 @@ def wait(words, undone, k, order, timeout):
 
 @njit
 def take_all(words, left, undone, number):
-    """Claim all tiles that are left and count them as done without computing them, so that the pass ends soon."""
+    """Claim all remaining tiles and mark them as done without computing them, so that the pass ends soon."""
     order = number >> 32
-    # From the end: a stage is not complete, and the next one not entered, before its own tiles are taken.
+    # In reverse order, so that a stage is not complete, and the next one not entered, before its own tiles are claimed.
     for k in range((number & MOST_OPERATIONS) - 1, -1, -1):
         while True:
             now = load(left, k)
@@ -150,7 +152,7 @@ def take_all(words, left, undone, number):
 
 @njit(cache=True, nogil=True)
 def drain(words, left, undone, number, timeout):
-    """End a pass early: take all tiles that are left, and wait for those that are being computed."""
+    """End a pass early: claim all remaining tiles, and wait for tiles that are being computed."""
     take_all(words, left, undone, number)
     for k in range(number & MOST_OPERATIONS):
         while load(undone, k) >> 32 == number >> 32 and load(undone, k) & COUNT != 0:
@@ -159,8 +161,8 @@ def drain(words, left, undone, number, timeout):
 
 @njit(cache=True, nogil=True)
 def serve(words, left, undone, me, number, timeout):
-    """Take part in passes as thread ``me`` until none has come for a while, and park; number: the last pass seen.  Returns
-    the last pass seen."""
+    """Take part in passes as thread ``me``, and park if none begins for some time.  number: the last pass that the thread has
+    seen.  Returns the updated number."""
     idle = 0
     while True:
         now = load(words, PASS)
@@ -176,7 +178,8 @@ def serve(words, left, undone, me, number, timeout):
             yield_core()
         else:
             store(words, PARKED + 8 * me, 1)
-            # A pass that began in between did not see the mark, unless it has removed it and unlocks this thread.
+            # If a pass began before the mark was set, continue, unless that pass has removed the mark: then it wakes this
+            # thread.
             if load(words, PASS) == number or not swap_if(words, PARKED + 8 * me, 1, 0):
                 return number
             idle = 0

@@ -1,8 +1,8 @@
 """Compiling kernels to machine code: specialized by constants, without a GPU, and stored on disk.
 
-A :class:`Kernel` is a factory: called with constants (a format, a number of rows) it returns a ``@cuda.jit`` function for
-these constants.  Numba compiles it to PTX, and the driver's linker compiles that to machine code (a *cubin*).  The cubin is
-stored in the folder of ``engine/compile/cache.py``, so that a later run skips both steps.
+A :class:`Kernel` is a factory: called with constants, such as a format or a number of rows, it returns a ``@cuda.jit``
+function for these constants.  Numba compiles the function to PTX, and NVIDIA's linker compiles the PTX to machine code (a
+*cubin*).  The cubin is stored in the folder of ``engine/compile/cache.py``, so that a later run skips both steps.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ U32P = types.CPointer(types.uint32)
 U64P = types.CPointer(types.uint64)
 
 TARGETS = ((7, 5), (8, 0), (9, 0), (10, 0))
-"""The compute capabilities that the tests compile every kernel for."""
+"""The compute capabilities for which the tests compile every kernel."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A factory of ``@cuda.jit`` functions.
 
-    ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block that it is launched with;
-    ``blocks``: the number of blocks that should fit on a multiprocessor at once (this limits the registers), 0 for no limit;
-    ``shared``: bytes of shared memory that a launch requests for arrays of shape 0, which may exceed the 48 KiB of other
-    shared arrays; ``cached``: whether its blocks depend on the cache of their multiprocessor.  ``threads``, ``blocks`` and
-    ``shared`` may be functions of the constants.
+    ``arguments``: Numba types of the kernel's arguments; ``threads``: the largest number of threads per block that it is
+    launched with; ``blocks``: the number of blocks that should be resident on a multiprocessor, which limits the registers, 0
+    for no limit; ``shared``: bytes of dynamic shared memory, for shared arrays of shape 0, which may exceed the 48 KiB of
+    static shared arrays; ``cached``: whether the kernel needs the L1 cache.  ``threads``, ``blocks`` and ``shared`` may be
+    functions of the constants.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Specialization:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that a launch requests."""
+        """Bytes of dynamic shared memory per block."""
         return _shared(self)
 
     @property
     def blocks(self) -> int:
-        """Blocks that should fit on a multiprocessor; 0 if the kernel does not say."""
+        """The number of blocks that should be resident on a multiprocessor; 0 for no limit."""
         wish = self.kernel.blocks
         return wish(*self.constants) if callable(wish) else wish
 
@@ -86,7 +86,7 @@ class Specialization:
 
 @cache
 def _shared(specialization: Specialization) -> int:
-    """Bytes of shared memory that a launch requests.  Cached, because computing it may take longer than a launch."""
+    """Bytes of dynamic shared memory per block.  Cached, because computing the number may take longer than a launch."""
     wish = specialization.kernel.shared
     return wish(*specialization.constants) if callable(wish) else wish
 
@@ -95,7 +95,7 @@ SHARED_OF_DRIVER = 1024
 """Bytes of shared memory that the driver adds to each block."""
 
 KERNELS: dict[str, Kernel] = {}
-"""Every kernel by name, once the files of ``engine/cuda`` are imported."""
+"""Every kernel by name.  A kernel is added when its module is imported."""
 
 
 def kernel(
@@ -105,7 +105,7 @@ def kernel(
     shared: int | Callable[..., int] = 0,
     cached: bool = False,
 ) -> Callable[[Callable[..., KernelCode]], Kernel]:
-    """Declare a factory as a kernel with these argument types.  The parameters are the fields of :class:`Kernel`."""
+    """Declare a factory as a kernel with these argument types.  The other parameters are fields of :class:`Kernel`."""
 
     def declare(build: Callable[..., KernelCode]) -> Kernel:
         declared = Kernel(build.__name__, arguments, build, threads, blocks, shared, cached)
@@ -120,15 +120,15 @@ def kernel(
 
 @contextlib.contextmanager
 def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
-    """A context in which Numba compiles for an absent device and stops at LLVM IR.  Yields the list of inputs that it would
-    have passed to NVVM.
+    """A context in which Numba compiles without a device and stops at LLVM IR.  Yields the list of inputs that Numba would
+    pass to NVVM.
 
-    In a few places Numba queries the compute capability of the current device.  The lowest supported one is sufficient,
-    because atoms that differ between targets are only declared (``engine/cuda/intrinsics.py``).
+    Numba queries the compute capability of the current device in a few places.  The lowest supported one is sufficient,
+    because functions that differ between targets are only declared (``engine/cuda/intrinsics.py``).
 
-    By default Numba compiles a device function again for every literal that it is called with, e.g. the indices 0 to 7 of
-    the blocks of a record.  Here it is compiled once per type: NVVM inlines all calls, and folds the constants then.  The
-    instructions are the same.
+    By default Numba compiles a device function again for each literal argument, for example the indices 0 to 7 of the blocks
+    of a record.  Here it is compiled once per type.  NVVM inlines all calls and then folds the constants, so the instructions
+    are the same.
     """
     from numba.cuda import compiler, dispatcher
     from numba.cuda.cudadrv import nvvm
@@ -166,7 +166,7 @@ def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
 
 @dataclass(frozen=True)
 class Intermediate:
-    """Numba's intermediate code of a kernel, for all targets: modules of LLVM IR, and options for NVVM."""
+    """The LLVM IR of a kernel, which is the same for all targets, and options for NVVM."""
 
     modules: list[str]
     options: dict[str, Any]
@@ -174,7 +174,7 @@ class Intermediate:
     def ptx(self, compute_capability: tuple[int, int]) -> str:
         """The PTX for a compute capability.
 
-        NVVM does not contract products and sums (``-fma=0``), so only those that the source writes as ``fma`` are fused.
+        With ``-fma=0``, NVVM does not contract products and sums, so only an explicit ``fma`` in the source is fused.
         """
         from numba.cuda.cudadrv import nvvm
 
@@ -186,7 +186,7 @@ class Intermediate:
 
 
 def intermediate(specialization: Specialization) -> Intermediate:
-    """Compile a kernel to LLVM IR, which is by far the longest part of compiling it.  No GPU is needed."""
+    """Compile a kernel to LLVM IR, which takes most of the time of compiling it.  No GPU is needed."""
     from numba import cuda
 
     declared = specialization.kernel
@@ -206,14 +206,14 @@ def compile_ptx(specialization: Specialization, compute_capability: tuple[int, i
 
 
 def entry_name(ptx: str) -> str:
-    """The name of the only kernel in a PTX text."""
+    """The name of the kernel in a PTX text that contains exactly one."""
     found = re.search(r"\.visible \.entry (\w+)", ptx)
     assert found
     return found[1]
 
 
 def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
-    """Link PTX to machine code.  Raises DeviceError with the linker's message if that fails."""
+    """Compile PTX to machine code.  Raises DeviceError with the linker's message on failure."""
     from cuda.bindings import nvjitlink
 
     major, minor = compute_capability
@@ -236,7 +236,7 @@ def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
 
 
 def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -> tuple[bytes, str, bool]:
-    """The machine code of a kernel, compiled or read from disk: (machine code, name of its entry, whether it was
+    """The machine code of a kernel, read from disk or compiled: (machine code, name of the entry, whether it was
     compiled)."""
     kept = kernel_cache.read("gpu", file_name(specialization, compute_capability))
     if kept is not None:
@@ -249,7 +249,7 @@ def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -
 
 
 def file_name(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
-    """The file name of the machine code in the folder of ``engine/compile/cache.py``."""
+    """The name of the file for the machine code in the folder of ``engine/compile/cache.py``."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", specialization.name).strip("-")
     exact = hashlib.sha256(specialization.name.encode()).hexdigest()[:8]
     return "sm_{}{}/{}-{}.cubin".format(*compute_capability, name, exact)

@@ -1,8 +1,8 @@
-"""One GPU, as the backend uses it: memory, launches, captured graphs, and errors that say what to do.
+"""One GPU: memory, launches, captured graphs, and errors that say what to do.
 
-Everything goes through NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
-``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 each may begin while the one before it ends
-(programmatic dependent launch), so every kernel calls ``wait_for_inputs`` before it reads what another has written.
+All calls use NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
+``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 a kernel may start before the previous kernel has ended
+(programmatic dependent launch), so every kernel calls ``wait_for_inputs`` before it reads the results of another one.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ OLDEST = (7, 5)
 """The lowest supported compute capability: the first with int8 tensor cores."""
 
 SHARED_PERCENT = 40
-"""The share of a multiprocessor's fast memory used as shared memory; the rest is cache.  It is the same for all kernels of a
-step, because it changes only between two that do not overlap.  Kernels that need more for the blocks that should fit on a
-multiprocessor get more."""
+"""The percentage of a multiprocessor's fast memory used as shared memory; the rest is cache.  Kernels with different
+percentages do not overlap, so it is the same for all kernels of a step.  Kernels get more if their resident blocks need
+more."""
 
 SMALL = 64 << 10
-"""The most bytes of a copy to the device that is not waited for."""
+"""The maximum size of an asynchronous copy to the device, in bytes."""
 
 STAGING = 1 << 20
-"""The number of bytes of pinned memory from which small copies are made."""
+"""The size of the pinned buffer for asynchronous copies, in bytes."""
 
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
 
 
 def shared_percent(shared: int, blocks: int, most: int) -> int:
-    """The percentage of a multiprocessor's fast memory that a kernel prefers as shared memory, if so many ``blocks`` of it
-    that request ``shared`` bytes each should be resident; ``most``: the most bytes that a block may request."""
+    """The percentage of a multiprocessor's fast memory that a kernel prefers as shared memory, so that ``blocks`` blocks with
+    ``shared`` bytes each can be resident.  ``most``: the maximum shared memory of a block, in bytes."""
     whole = most + SHARED_OF_DRIVER
     each = shared + SHARED_OF_DRIVER
     resident = min(max(1, blocks), whole // each)
@@ -68,7 +68,7 @@ class DeviceInfo:
 
 
 def _driver() -> ModuleType:
-    """The driver bindings, initialized; raises DeviceError with the reason if there are none."""
+    """The initialized driver bindings.  Raises DeviceError with the reason if they are not available."""
     try:
         from cuda.bindings import driver
     except ImportError:
@@ -77,7 +77,7 @@ def _driver() -> ModuleType:
         ) from None
     try:
         (status,) = driver.cuInit(0)
-    except Exception:  # the bindings raise their own error where no driver is installed
+    except Exception:  # the bindings raise their own error if no driver is installed
         raise DeviceError('no NVIDIA driver was found on this machine; install one, or use device="cpu".') from None
     if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         raise DeviceError('the NVIDIA driver sees no GPU on this machine; use device="cpu".')
@@ -89,13 +89,13 @@ def _driver() -> ModuleType:
 
 
 def require_gpu() -> None:
-    """Raise DeviceError if there is no GPU; fast, and nothing is started on a GPU."""
+    """Raise DeviceError if there is no GPU.  This is fast and does not create a context."""
     if int(_value(_driver().cuDeviceGetCount())) == 0:
         raise DeviceError('the NVIDIA driver sees no GPU on this machine; use device="cpu".')
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every GPU of this machine; raises DeviceError if there is none."""
+    """All GPUs of this machine.  Raises DeviceError if there are none."""
     driver = _driver()
     return [_describe(driver, index) for index in range(int(_value(driver.cuDeviceGetCount())))]
 
@@ -132,7 +132,7 @@ def _value(result: tuple[Handle, ...]) -> Handle:
 
 
 class Buffer:
-    """Device memory: ``address`` and ``n_bytes``; freed when nothing refers to it any more."""
+    """Device memory: ``address`` and ``n_bytes``.  It is freed when the object is garbage-collected."""
 
     def __init__(self, address: int, n_bytes: int, release: Callable[[int, int], None]) -> None:
         self.address = address
@@ -144,7 +144,7 @@ class Buffer:
 
 
 class _Owner:
-    """A resource of the driver that is released together with its owner."""
+    """A driver resource that is released when this object is garbage-collected."""
 
     def __init__(self, release: Callable[[Handle], object], handle: Handle) -> None:
         self._release = release
@@ -156,14 +156,14 @@ class _Owner:
 
 
 _FUNCTIONS: dict[int, dict[Specialization, Handle]] = {}
-"""The kernels loaded on each GPU, shared by all models on it."""
+"""The kernels loaded on each GPU, which all models on it share."""
 
 
 class Device:
-    """A GPU with its own stream; two of them do not interfere with each other.
+    """A GPU with its own stream.  Several objects for one GPU are independent.
 
-    Attributes: ``info``, ``compute_capability``, ``allocated`` (bytes in use), ``compiled`` (kernels that were compiled, not
-    found on disk) and ``compile_seconds``.
+    Attributes: ``info``, ``compute_capability``, ``allocated`` (bytes in use), ``compiled`` (names of kernels that were
+    compiled because they were not found on disk) and ``compile_seconds``.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -183,7 +183,7 @@ class Device:
                 f'{_dotted(OLDEST)} or more (Turing, 2018); use device="cpu".'
             )
         self._handle = _value(self._driver.cuDeviceGet(index))
-        # The context belongs to the process, and stays until it ends.
+        # The primary context is shared by the process and never released.
         self._context = _value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
         self._use()
         stream = _value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
@@ -193,7 +193,7 @@ class Device:
         self._overlap = self.compute_capability >= (9, 0)
         self._first = True
         self._last = "nothing"
-        #: Small arrays on their way to the device, and how many bytes of this memory are in use.
+        #: The pinned buffer for asynchronous copies, and the number of its bytes in use.
         self._staging: np.ndarray | None = None
         self._staged_bytes = 0
         #: Whether another device reads the memory of this one, in another stream.
@@ -215,7 +215,7 @@ class Device:
 
     @property
     def shared_memory(self) -> int:
-        """The most shared memory that a block may have, in bytes."""
+        """The maximum shared memory of a block, in bytes."""
         return self.info.shared_memory
 
     def _use(self) -> None:
@@ -240,12 +240,12 @@ class Device:
         return int(self._check(self._driver.cuMemGetInfo(), "a query of its memory")[0])
 
     def allocate(self, n_bytes: int, what: str) -> Buffer:
-        """Allocate memory, not cleared; raises DeviceError that names ``what`` if too little is free."""
+        """Allocate uninitialized memory.  Raises DeviceError with the name ``what`` if there is not enough free memory."""
         self._use()
         n_bytes = max(256, -(-n_bytes // 256) * 256)
         status, address = self._driver.cuMemAlloc(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            gc.collect()  # a model no longer in use may still occupy memory, in a reference cycle
+            gc.collect()  # an unused model may still hold memory in a reference cycle
             status, address = self._driver.cuMemAlloc(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceError(
@@ -257,8 +257,8 @@ class Device:
         return Buffer(int(address), n_bytes, self._free)
 
     def allocate_host(self, n_bytes: int, what: str) -> Buffer:
-        """Allocate host memory, not cleared, that the device reads and writes at the buffer's address; raises DeviceError
-        that names ``what`` if too little is free."""
+        """Allocate uninitialized host memory that the device accesses at the buffer's address.  Raises DeviceError with the
+        name ``what`` if there is not enough free memory."""
         pointer = self._host_memory(n_bytes, what)
         return Buffer(self._mapped(pointer), n_bytes, lambda address, n_bytes: self._free_host(pointer))
 
@@ -274,7 +274,7 @@ class Device:
         return int(self._check((status, pointer), f"the allocation of {what}"))
 
     def reach(self, other: "Device") -> None:
-        """Let kernels of this device read and write the other's memory; raises DeviceError if the two are not connected."""
+        """Let kernels of this device access the memory of another one.  Raises DeviceError if the two are not connected."""
         self._use()
         other._is_reached = True
         able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a query of another GPU")
@@ -308,8 +308,8 @@ class Device:
         self._check(self._driver.cuMemsetD8Async(address, 0, n_bytes, self._stream), "the clearing of memory")
 
     def write(self, address: int, array: np.ndarray) -> None:
-        """Copy an array to the device, after everything launched so far; the array may be changed when this returns.  A small
-        copy is not waited for."""
+        """Copy an array to the device, after everything launched so far.  The array may be changed when this returns.  Small
+        copies are asynchronous."""
         self._use()
         array = np.ascontiguousarray(array)
         if not array.nbytes:
@@ -323,8 +323,8 @@ class Device:
         self._first = True
 
     def _staged(self, array: np.ndarray) -> int:
-        """The host address of a copy of a small array in pinned memory, which is not reused before the copy to the device has
-        ended."""
+        """Copy a small array to pinned memory, which is not reused before the copy to the device has ended; returns its host
+        address."""
         if self._staging is None:
             self._staging = self.pinned((STAGING,), np.uint8)[0]
         if self._staged_bytes + array.nbytes > STAGING:
@@ -345,8 +345,8 @@ class Device:
         return out
 
     def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[np.ndarray, int]:
-        """Host memory that the device can write: (array of zeros, its address on the device).  It lives as long as
-        the array."""
+        """Zeroed host memory that the device can write: (array, its address on the device).  The memory is freed together
+        with the array."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         pointer = self._host_memory(n_bytes, "messages from the GPU")
         memory = (ctypes.c_byte * n_bytes).from_address(pointer)
@@ -358,7 +358,7 @@ class Device:
     # --- kernels -----------------------------------------------------------------------------------------------
 
     def load(self, specialization: Specialization) -> Handle:
-        """The driver's handle of a kernel, which is compiled or read from disk on first use."""
+        """The driver's handle of a kernel.  The kernel is compiled or read from disk on first use."""
         function = self._functions.get(specialization)
         if function is None:
             self._use()
@@ -387,8 +387,8 @@ class Device:
         arguments: Sequence[float],
         percent: int = 0,
     ) -> None:
-        """Start a kernel after those started before; pointers are integer addresses.  ``percent``: the share of fast memory
-        that it prefers as shared memory, 0: ``shared_percent``."""
+        """Launch a kernel after everything launched so far.  Pointers are integer addresses.  percent: the percentage of fast
+        memory that it prefers as shared memory; 0: that of ``shared_percent``."""
         if self.on_launch:
             self.on_launch(specialization.name)
         function = self.load(specialization)
@@ -423,17 +423,17 @@ class Device:
         )
 
     def finish(self) -> None:
-        """Start whatever is launched next only when everything launched before has ended."""
+        """Let the next kernel start only after everything launched so far has ended."""
         self._first = True
 
     def synchronize(self, what: str = "") -> None:
-        """Wait until everything launched has ended; raises DeviceError if something failed meanwhile."""
+        """Wait until everything launched has ended.  Raises DeviceError if an operation has failed."""
         self._use()
         self._check(self._driver.cuStreamSynchronize(self._stream), what or f"the kernels up to {self._last}")
         self._first = True
 
     def is_idle(self) -> bool:
-        """Whether everything launched has ended; raises DeviceError if something failed."""
+        """Whether everything launched has ended.  Raises DeviceError if an operation has failed."""
         (status,) = self._driver.cuStreamQuery(self._stream)
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -442,7 +442,7 @@ class Device:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator["Graph"]:
-        """Record launches instead of starting them; the graph can be launched after the block."""
+        """A context that records launches instead of executing them.  The graph can be launched after the context ends."""
         self._use()
         driver = self._driver
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -463,7 +463,7 @@ class Device:
     # --- time --------------------------------------------------------------------------------------------------
 
     def event(self) -> Handle:
-        """Record a time mark in the stream, for ``elapsed``."""
+        """Record an event in the stream, for ``elapsed``."""
         self._use()
         event = self._check(self._driver.cuEventCreate(0), "a time mark")
         self._check(self._driver.cuEventRecord(event, self._stream), "a time mark")
@@ -471,13 +471,13 @@ class Device:
         return event
 
     def elapsed(self, start: Handle, end: Handle) -> float:
-        """Seconds between two marks; waits for the second one."""
+        """Seconds between two events.  Waits for the second one."""
         self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
         return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
 
 
 class Graph:
-    """A recorded sequence of launches: one call starts them all."""
+    """A captured sequence of launches, which one call launches."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -485,7 +485,7 @@ class Graph:
         self.n_nodes = 0
 
     def launch(self) -> None:
-        """Start the sequence after everything started before."""
+        """Launch the graph after everything launched so far."""
         device = self._device
         device._use()
         device._last = "the last of a captured pass (python -m engine.parity MODEL finds which)"

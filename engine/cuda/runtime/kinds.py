@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 KernelCode: TypeAlias = Any
-"""The result of ``@cuda.jit``; ``compiler.py`` compiles it, and nothing calls it."""
+"""The result of ``@cuda.jit``.  It is compiled by ``compiler.py`` and never called."""
 
 DeviceFunction: TypeAlias = Callable[..., Any]
-"""A function that only kernels call, with arguments of any types that Numba can compile it for."""
+"""A function that is called only in kernels, with arguments of any types that Numba can compile."""
 
 Constant: TypeAlias = Any
 """A constant that specializes a kernel: a number, a name, a flag, or a tuple of these."""
@@ -16,7 +16,7 @@ Lowering: TypeAlias = Any
 """Numba's context for generating the LLVM code of an intrinsic."""
 
 Handle: TypeAlias = Any
-"""An opaque object of the driver's bindings: a module, a stream, an event, a graph."""
+"""An opaque object of the driver bindings: a module, a stream, an event or a graph."""
 
 Register: TypeAlias = Any
 """A value in a thread of the simulator: a NumPy scalar, a Python number, or a tuple of these."""

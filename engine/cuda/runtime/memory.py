@@ -11,14 +11,14 @@ from engine.gguf.quants import Format
 from engine.ops.weight import Weight
 
 STAGING = 64 << 20
-"""The number of bytes of packed rows that are copied to the device at a time."""
+"""The maximum size of a copy of packed rows to the device, in bytes."""
 
 RESERVED = 512 << 20
-"""The number of bytes of device memory that are reserved for intermediate results when the context size is chosen."""
+"""Bytes of device memory reserved for intermediate results when the context size is chosen."""
 
 
 class Memory:
-    """Arrays and weights of one backend on a device.  ``weight_bytes``: bytes of device memory that weights use."""
+    """Arrays and weights of one backend in device memory.  ``weight_bytes``: bytes of device memory used by weights."""
 
     def __init__(self, device: Device) -> None:
         self.weight_bytes = 0
@@ -27,8 +27,8 @@ class Memory:
         self._orders: dict[GGMLQuantizationType, Buffer] = {}
 
     def free(self, weights: int) -> int:
-        """Bytes that remain for a cache after ``weights`` bytes of weights and the intermediate results of a pass; at least
-        1."""
+        """Bytes available for a cache after allocating ``weights`` bytes of weights and the intermediate results of a pass;
+        at least 1."""
         return max(1, self._device.free_memory() - int(weights * 1.01) - RESERVED)
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -53,7 +53,7 @@ class Memory:
         return self._device.read(array.address, array.shape, array.dtype)
 
     def weight(self, weight: Weight, host: bool) -> DeviceWeight:
-        """A copy of a weight matrix in device memory, arranged in records; host: in host memory that the device reads."""
+        """A copy of a weight matrix, arranged in records; host: whether it is in host memory that the device can read."""
         entry, row_bytes, what = weight.format, weight.data.shape[1], f"the weights ({weight.name})"
         n_bytes = weight.rows * row_bytes
         if entry.quantized:
@@ -71,7 +71,7 @@ class Memory:
         return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
 
     def _repack(self, entry: Format, part: np.ndarray, records: int, blocks: int, row: int) -> None:
-        """Write rows of a matrix, from row ``row`` on (the first of a tile), as records."""
+        """Write rows of a matrix as records, starting at row ``row``, which is the first row of a tile."""
         if self._staging is None or part.nbytes > self._staging.n_bytes:
             self._staging = self._device.allocate(max(STAGING, part.nbytes), "the loading of weights")
         if entry.type not in self._orders:
@@ -85,7 +85,7 @@ class Memory:
         self._device.launch(repack.repack(entry.block_bytes), grid, 256, arguments)
 
     def loaded(self) -> None:
-        """Release memory that only loading needs.  Call it after the last ``weight``."""
+        """Release memory that is needed only for loading.  To be called after the last ``weight``."""
         self._device.synchronize("the loading of weights")
         self._staging = None
         self._orders = {}

@@ -1,4 +1,4 @@
-"""Recorded passes: which ones are kept, and which ones are captured as graphs."""
+"""Recorded passes: which of them are kept, and which are captured as graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,25 +11,25 @@ from engine.limits import STEP_ROWS
 from engine.ops.operations import Forward
 
 WIDE_PLANS = 4
-"""The number of passes with more rows than a step that are kept, besides the usual ones; only the latest, because prompts
-differ in length."""
+"""The number of wide passes that are kept in addition to those with a usual number of rows.  Only the latest are kept,
+because prompts differ in length."""
 
 Key = tuple[Forward[Tensor], int, int, int, bool]
-"""A pass, its number of rows, its number of rows with logits, the address of its tokens, and whether it is mixed."""
+"""The forward function, the number of rows, the number of rows with logits, the address of the tokens, and whether the pass
+is mixed."""
 
 
 def padded(rows: int) -> int:
-    """The number of rows of the pass that reads ``rows`` rows of several sequences: a power of two, so that few graphs serve
-    all of them."""
+    """The number of rows of a mixed pass for ``rows`` rows: the next power of two, so that few graphs are needed."""
     return 1 << (rows - 1).bit_length()
 
 
 def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
-    """The percentage of fast memory that all kernels of a pass prefer as shared memory; 0: each its own.
+    """The percentage of fast memory that all kernels of a pass prefer as shared memory; 0 if each kernel keeps its own.
 
-    Two kernels with different preferences do not overlap, so kernels of a step prefer what the most demanding one needs.
-    Mixtures and delta nets are slower without the cache, and in a pass of many rows kernels take much longer than what
-    overlaps.  shared_memory: the most bytes that a block may request.
+    Two kernels with different preferences do not overlap, so all kernels of a step use the largest preference.  Mixtures
+    of experts and delta nets are slower with less cache, and in a wide pass the overlap is short compared with the kernels,
+    so kernels of these passes keep their own.  shared_memory: the maximum shared memory of a block, in bytes.
     """
     kernels = [launch.kernel for launch in launches]
     if rows > STEP_ROWS or any(kernel.kernel.cached for kernel in kernels):
@@ -38,10 +38,10 @@ def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
 
 
 class Plans:
-    """The passes of one backend.
+    """The recorded passes of one backend.
 
-    ``kept``: the usual passes, with at most as many rows as a step, with the most rows, or with a power of two, of which
-    prompts consist that are read beside answers; ``latest``: the latest of all other passes, oldest first.
+    ``kept``: passes with a usual number of rows: at most that of a step, the maximum, or a power of two, as in prompts that
+    are read while requests run; ``latest``: the latest of all other passes, oldest first.
     """
 
     def __init__(self, device: Device, recorder: Recorder) -> None:
@@ -56,8 +56,8 @@ class Plans:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
         number of rows of the largest pass; mixed: see :class:`engine.arrays.Batch`.
 
-        A pass with at most as many rows as a step, or with the most rows, is captured.  The others are captured when they are
-        started as a whole for the second time.
+        A pass with at most as many rows as a step, or with the maximum, is captured at once.  Others are captured when they
+        are launched as a whole for the second time.
         """
         key, often = (forward, rows, n_logits, place.tokens.address, mixed), rows <= STEP_ROWS or rows == most
         passing = not often and padded(rows) != rows
@@ -83,8 +83,8 @@ class Plans:
         plan.graph = graph
 
     def start_whole(self, plan: Plan) -> None:
-        """Start a plan.  Without a graph, its kernels are started one by one, and the first of them run while the others are
-        started; so a prompt of a new length does not wait for a capture."""
+        """Launch a plan.  On its first launch it has no graph, so its kernels are launched one by one: the first ones run
+        while the others are launched, and a prompt of a new length does not wait for a capture."""
         if plan.graph is None and plan.started:
             self.capture(plan)
         plan.started = True
@@ -94,8 +94,8 @@ class Plans:
             self.start(plan)
 
     def start(self, plan: Plan, then: Callable[[Launch], None] | None = None, which: slice = slice(None)) -> None:
-        """Start the kernels of a plan one by one; then: called after each kernel, once it has ended; which: the launches to
-        start."""
+        """Launch the kernels of a plan one by one.  then: called after each kernel has ended; which: the kernels to
+        launch."""
         for launch in plan.launches[which]:
             self._device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, plan.percent)
             if then is not None:

@@ -1,18 +1,18 @@
-"""Device memory for intermediate results, which is reused."""
+"""A pool of device memory for intermediate results."""
 
 from collections import defaultdict
 
 from engine.cuda.runtime.device import Buffer, Device
 
 LARGE = 1 << 20
-"""Size in bytes from which intermediate results share memory regardless of their exact sizes."""
+"""The size in bytes from which blocks are reused for results of other sizes."""
 
 
 class Pool:
-    """Device memory for intermediate results, reused as soon as nothing refers to it.
+    """A pool of device memory for intermediate results, which is reused as soon as nothing refers to it.
 
-    Kernels run in the order in which they were recorded, so a later one may overwrite what an earlier one has read.  Memory
-    is freed only together with the pool, because recorded graphs hold its addresses.
+    Kernels run in the order in which they were recorded, so a later kernel may overwrite the inputs of an earlier one.  The
+    memory is freed only together with the pool, because captured graphs contain its addresses.
     """
 
     def __init__(self, device: Device) -> None:
@@ -22,12 +22,12 @@ class Pool:
 
     @property
     def n_bytes(self) -> int:
-        """Its memory in bytes, with what is lent."""
+        """Bytes of memory of the pool, including borrowed memory."""
         return sum(buffer.n_bytes for buffer in self._owned)
 
     def take(self, n_bytes: int) -> "Loan":
-        """Borrow memory until the loan is garbage-collected.  A large block may be up to eight times the requested size, so
-        that passes of fewer rows reuse the memory of the largest pass."""
+        """Borrow memory until the returned object is garbage-collected.  A large block may have up to eight times the
+        requested size, so that passes of fewer rows reuse the memory of the largest pass."""
         size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < LARGE else -(-n_bytes // LARGE) * LARGE
         if size >= LARGE:
             size = min((s for s, free in self._free.items() if free and size <= s <= 8 * size), default=size)
@@ -39,7 +39,7 @@ class Pool:
 
 
 class Loan:
-    """Memory borrowed from a pool, at an address; garbage collection returns it."""
+    """Memory borrowed from a pool, at ``address``.  Garbage collection returns it to the pool."""
 
     def __init__(self, address: int, home: list[int]) -> None:
         self.address = address

@@ -1,9 +1,9 @@
 """Analysis of PTX: a check, without a GPU, that a kernel keeps the contract of ``engine/numerics.py``.
 
-:func:`check` lists violations; :func:`instructions` counts instructions, so that a test can require those that a kernel
-depends on.  The compiler that turns PTX into machine code may contract ``mul.f32`` and ``add.f32`` without ``.rn`` (PTX ISA,
-"mul"), and NVVM has already contracted what it can.  So a product that feeds a sum must be searched for twice: in the PTX
-that runs, and in the PTX that NVVM produces with ``-fma=0``, which still contains every product of the source.
+:func:`check` lists violations.  :func:`instructions` counts instructions, so that a test can require the instructions that a
+kernel needs for its speed.  The compiler that translates PTX to machine code may contract ``mul.f32`` and ``add.f32`` without
+``.rn`` (PTX ISA, "mul"), and NVVM contracts products by default.  A product that feeds a sum is therefore searched for in
+the PTX that NVVM produces with ``-fma=0``, which contains every product of the source.
 """
 
 import re
@@ -27,7 +27,7 @@ _REGISTER = re.compile(r"%\w+")
 
 @dataclass(frozen=True)
 class Statement:
-    """An instruction or, with an opcode that begins with a dot, a directive; a label is a directive ``.label``.
+    """An instruction, or a directive if the opcode begins with a dot.  A label is represented as a directive ``.label``.
 
     opcode: as written, such as ``fma.rn.f32``; operands: the text after it; function: the function that contains it, or "";
     line: the line number, from 1; conditional: whether it is predicated.
@@ -54,7 +54,7 @@ class Statement:
 
     @property
     def result(self) -> str:
-        """The first register, which most instructions write."""
+        """The first register, which is the result of most instructions."""
         found = _REGISTER.search(self.operands)
         return found[0] if found else ""
 
@@ -65,8 +65,8 @@ class Statement:
 
     @property
     def scales(self) -> bool:
-        """Whether it multiplies by a power of two, the form in which NVVM writes a division by one.  The product is exact
-        above the subnormals, so contracting it changes no bits."""
+        """Whether it multiplies by a power of two, which is how NVVM divides by a power of two.  The product is exact unless
+        it is subnormal, so contracting it does not change the result."""
         factor = _CONSTANT.search(self.operands)
         return self.name == "mul" and factor is not None and int(factor[1], 16) & 0x7FFFFF == 0
 
@@ -105,7 +105,7 @@ def _function(head: str) -> str:
 
 def _statement(head: str, function: str, line: int) -> Statement | None:
     if head.startswith("."):
-        # Some directives end with their line, without a semicolon: only the last line belongs to this statement.
+        # Some directives end at the end of the line, without a semicolon: only the last line belongs to this statement.
         *others, head = head.splitlines()
         opcode, _, operands = head.strip().partition(" ")
         return Statement(opcode, operands, function, line + len(others))
@@ -114,16 +114,16 @@ def _statement(head: str, function: str, line: int) -> Statement | None:
 
 
 def instructions(ptx: str) -> Counter[str]:
-    """The number of occurrences of each instruction, by its full name such as ``ld.global.v4.u32``."""
+    """The number of occurrences of each instruction, by full name, such as ``ld.global.v4.u32``."""
     return Counter(s.opcode for s in statements(ptx) if not s.opcode.startswith("."))
 
 
 def check(ptx: str) -> list[str]:
-    """Violations of the contract, one sentence each; empty for a kernel that keeps it.
+    """Violations of the contract, one sentence each; empty if there are none.
 
-    Not allowed: a float32 product that feeds a sum (through moves and negations; it must be an fma, unless a factor is a
-    power of two), approximate operations, division and square root that do not round to nearest, subnormals flushed to
-    zero, float64, and local memory.
+    Not allowed are: a float32 product that feeds a sum, directly or through moves and negations, unless a factor is a power
+    of two; approximate operations; division and square root that do not round to nearest; flushing subnormals to zero;
+    float64; and local memory.
     """
     problems = []
     functions = defaultdict(list)
@@ -138,7 +138,7 @@ def check(ptx: str) -> list[str]:
 def _forbidden(statement: Statement) -> Iterator[str]:
     name, modifiers = statement.name, statement.modifiers
     if statement.opcode.startswith("."):
-        # Every access needs this declaration, so reporting one is enough.
+        # Every access to local memory needs this declaration, so the declaration is reported.
         if re.search(r"\.local\b", str(statement)):
             yield "local memory"
         return
@@ -153,8 +153,8 @@ def _forbidden(statement: Statement) -> Iterator[str]:
 
 
 def _products_in_sums(body: list[Statement]) -> Iterator[str]:
-    """Sums of products within a function, found by following each product from its definition to the uses of it and of its
-    copies."""
+    """Products that feed sums within a function.  Each product is followed from its definition to all uses of the register
+    and of its copies."""
     users, makers = defaultdict(list), Counter(s.result for s in body if s.result)
     for k, s in enumerate(body):
         carries = s.name in ("mov", "neg") and s.modifiers & {"f32", "b32"}
@@ -175,7 +175,7 @@ def _products_in_sums(body: list[Statement]) -> Iterator[str]:
             register = body[made].result
             used = users[register]
             if used and makers[register] > 1:
-                # A register is reused for different values.
+                # The register holds several values.
                 reached = _reached(body, labels, made)
                 used = [k for k in used if k in reached]
             left += [k for k in used if body[k].name in ("mov", "neg")]
@@ -185,7 +185,7 @@ def _products_in_sums(body: list[Statement]) -> Iterator[str]:
 
 
 def _reached(body: list[Statement], labels: dict[str, int], made: int) -> set[int]:
-    """The statements that may read the value that statement ``made`` has written to its register."""
+    """The statements at which the register written by statement ``made`` may still have this value."""
     register = body[made].result
     reached: set[int] = set()
     left = _next(body, labels, made)

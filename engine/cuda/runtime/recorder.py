@@ -1,4 +1,4 @@
-"""Recording the launches of a pass, and the memory of their results."""
+"""Recording the launches of a pass, and allocating memory for their results."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,8 +17,8 @@ f32 = np.float32
 
 
 class Int8(NamedTuple):
-    """Activations in the format of the tensor cores (``engine/cuda/products/quantize.py``): integers, their scales, and sums
-    of the integers."""
+    """Activations in the layout for tensor cores (``engine/cuda/products/quantize.py``): integers, their scales, and sums of
+    the integers."""
 
     q: Tensor
     scales: Tensor
@@ -37,10 +37,10 @@ class Added(NamedTuple):
 
 
 class Recorder:
-    """Records the launches of a pass instead of starting them.
+    """Records the launches of a pass instead of executing them.
 
-    Results are allocated in one of two pools of memory: wide passes, which have more rows than a step, have their own, since
-    steps may run between their launches.  When nothing refers to a result any more, later launches reuse its memory.
+    Results are allocated from two memory pools.  Wide passes, which have more rows than a step, have a separate pool, because
+    steps may run between their launches.  When nothing refers to a result any longer, later launches reuse its memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -49,13 +49,13 @@ class Recorder:
         self._pool = self._narrow
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
-        #: The slots of rows that all belong to the sequence in slot 0, each array for more rows than the one before, which
-        #: recorded launches may read.
+        #: Slots of rows that all belong to slot 0.  Each array is larger than the one before, which recorded launches may
+        #: still read.
         self._first_slots: list[Tensor] = []
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the memory of intermediate results."""
+        """Bytes of memory for intermediate results."""
         return self._narrow.n_bytes + self._wide.n_bytes
 
     def slots_of(self, batch: Batch[Tensor]) -> Tensor:
@@ -86,35 +86,35 @@ class Recorder:
         arguments: Sequence[Argument],
         **outputs: Tensor,
     ) -> None:
-        """Record a launch; the kernel receives the addresses of arrays and matrices among the arguments.  outputs: the arrays
-        that it writes, by the names of :class:`engine.cuda.runtime.tensor.Launch`."""
+        """Record a launch.  The kernel receives the addresses of arrays and matrices among the arguments.  outputs: the
+        arrays that it writes, under the names that :class:`engine.cuda.runtime.tensor.Launch` lists."""
         plain = tuple(a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments)
         assert self._launches is not None, "operations belong into a pass: Backend.run or Backend.record"
         self._added = None
-        # Record the addresses without keeping the results alive: later launches may reuse their memory.
+        # Record addresses only, so that the results are not kept alive and later launches can reuse their memory.
         written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values())
         self._launches.append(Launch(kernel, grid, block, plain, written, tuple(outputs)))
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = f32) -> Tensor:
-        """Memory for a result, not cleared."""
+        """An uninitialized array for a result."""
         loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
     def int8(self, unit: int, rows: int, columns: int) -> Int8:
-        """Memory for activations [rows, columns] as int8, with a scale for every ``unit`` values, not cleared."""
+        """Uninitialized arrays for activations [rows, columns] as int8, with a scale for every ``unit`` values."""
         q, d, sums = quantize.activation_words(unit, rows, columns)
         return Int8(self.empty((q,), np.uint32), self.empty((d,)), self.empty((sums,), np.uint32))
 
     def add(self, kernel: Specialization, grid: tuple[int, ...], block: int, added: Added) -> None:
-        """Record the launch of a sum with a residual.  Its inputs are kept until the next launch, which may include the sum
-        (:meth:`take_added`)."""
+        """Record the launch of a sum with a residual.  The inputs are kept alive until the next launch, which may compute the
+        sum itself (:meth:`take_added`)."""
         columns = added.x.shape[1]
         self.launch(kernel, grid, block, (*added[:-1], columns, added.out), result=added.out)
         self._added = added
 
     def take_added(self, y: Tensor) -> Added | None:
-        """Remove the previous launch and return its sum, if y is the result of that sum; the next launch must then compute
-        it.  For any other y, do nothing and return None."""
+        """If y is the result of a sum that the previous launch computes, remove this launch and return the sum: the next
+        launch must compute it.  Otherwise do nothing and return None."""
         added = self._added
         if added is None or (y.address, y.shape) != (added.out.address, added.out.shape):
             return None

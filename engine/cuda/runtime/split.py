@@ -1,4 +1,4 @@
-"""A pass that is started in pieces, between which other passes run."""
+"""A pass that is launched in pieces, so that other passes can run between them."""
 
 from typing import Protocol
 
@@ -10,24 +10,24 @@ from engine.cuda.runtime.tensor import Plan, Tensor
 
 
 class PlanOperations(Protocol):
-    """The interface of a GPU's backend that a pass in pieces uses."""
+    """The interface of a GPU backend that a pass in pieces uses."""
 
     device: Device
     plans: Plans
 
     def download(self, array: Tensor) -> np.ndarray:
-        """A copy of an array as a NumPy array, after all work started earlier has ended."""
+        """A copy of an array as a NumPy array, after everything launched so far has ended."""
 
 
 class SplitPlan:
-    """A pass whose inputs are in place.  A piece is one launch of a pass of many rows; any other pass is one piece.
+    """A pass whose inputs have been written.  A piece of a wide pass is one launch; a narrow pass is one piece.
 
-    Steps may run between two pieces: intermediate results and inputs of passes of many rows have memory of their own.  Two of
-    these passes share that memory, so one has to be finished or cancelled before another begins.
+    Steps may run between two pieces, because wide passes have their own memory for inputs and intermediate results.  All wide
+    passes share this memory, so a pass must be finished or cancelled before another one starts.
     """
 
     def __init__(self, plan: Plan, ops: PlanOperations, wanted: Tensor | None, whole: bool) -> None:
-        """wanted: the rows of its result that are wanted, None: none; whole: whether the pass is one piece."""
+        """wanted: the rows of the result to download, or None; whole: whether the pass is one piece."""
         self.pieces = 1 if whole else len(plan.launches)
         self._plan = plan
         self._ops = ops
@@ -36,7 +36,7 @@ class SplitPlan:
         self._result: np.ndarray | None = None
 
     def advance(self, count: int) -> int:
-        """Start the next ``count`` pieces without waiting for them; returns how many are left."""
+        """Launch the next ``count`` pieces without waiting for them; returns the number of pieces left."""
         first, end = self._started, min(self._started + count, self.pieces)
         if first == 0 and end == self.pieces:
             self._ops.plans.start_whole(self._plan)
@@ -46,13 +46,13 @@ class SplitPlan:
         return self.pieces - end
 
     def finish(self) -> None:
-        """Start what is left, and keep the logits: another pass is about to use their memory."""
+        """Launch the pieces left and keep the logits, because another pass is about to overwrite them."""
         self.advance(self.pieces)
         self._result = self.logits(wait=False)
 
     def logits(self, wait: bool) -> np.ndarray | None:
-        """The logits of the last rows of the pass, all of which has been started, float32 [n_logits, n_vocab]; None if none
-        are wanted.  wait: whether to wait for the pass in any case."""
+        """The logits of the last rows of the pass, float32 [n_logits, n_vocab]; None if none were requested.  All pieces must
+        have been launched.  wait: whether to wait for the pass even then."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             return self._ops.download(wanted)
@@ -61,5 +61,5 @@ class SplitPlan:
         return self._result
 
     def cancel(self) -> None:
-        """Start no further piece."""
+        """Launch no further piece."""
         self._started, self._wanted = self.pieces, None

@@ -1,17 +1,18 @@
-"""Steps on the device: a captured graph of a pass and of the choice of its tokens, launched repeatedly.
+"""Steps on the device: a captured graph of a pass and of the sampling of its tokens, launched repeatedly.
 
-A graph reads its rows (token, position, slot) from device memory and writes the next ones there, so a plain step needs no
-data from the host, which only launches steps ahead of time and reads tokens as they arrive.  Where the rows change, because
-other answers take part or because the host has found drafts, one small kernel lays them out before the graph begins.  Drafts
-of a model on the same device are computed by the first kernels of a graph, passes of that model that pass their tokens to one
-another and to the target.
+A graph reads its rows (token, position, slot) from device memory and writes the rows of the next step there.  A plain step
+therefore needs no data from the host, which launches steps ahead of time and reads tokens as they arrive.  If the rows change
+because the batch has other requests, or because the host has found drafts, a small kernel lays them out before the graph
+starts.  If a model on the same device computes drafts, its passes are the first kernels of the graph.  Each of them writes
+its draft to device memory, where the next one and the target read it.
 
-A pass of one answer has kernels of its own for each number of rows.  Passes of several answers are *mixed*
-(``engine/arrays.py``), and padded to a few numbers of rows.
+A pass of one request has separate kernels for each number of rows.  Passes of several requests are *mixed*
+(``engine/arrays.py``) and padded to a few numbers of rows.
 
-An answer with a grammar needs a mask for each token, which the host computes from the tokens before it.  So a step with such
-an answer is two graphs: a pass, and the choice of its tokens.  The pass is launched before the token of the step before is
-known, like that of any other step, and the choice when the masks are known, which are computed while the pass runs.
+A request with a grammar needs a mask for each token, which the host computes from the tokens before it.  A step with such a
+request is therefore two graphs: a pass, and the sampling of its tokens.  The pass is launched before the token of the
+previous step is known, as in any other step.  The host computes the masks while the pass runs, and then launches the
+sampling.
 """
 
 import itertools
@@ -40,13 +41,13 @@ from engine.speculative.proposal import DeviceDraft
 from engine.speculative.steps import Answering, ModelSteps, Ride, Step
 
 AHEAD = 4
-"""The number of plain steps that are launched before the token of the first one is read."""
+"""The number of plain steps in flight: they are launched before the token of the first one is read."""
 
 AHEAD_DRAFTED = 2
-"""The number of steps with drafts computed on the device that are launched before the first result is read."""
+"""The number of steps in flight if the device computes drafts."""
 
 LAYOUTS = 16
-"""Descriptions of rows in pinned memory: more than passes can be in flight."""
+"""The number of row layouts in pinned memory: more than the number of passes in flight."""
 
 POLL_SECONDS = 5e-5
 """The time, in seconds, that the host sleeps while it waits for a token and further steps are in flight."""
@@ -88,8 +89,8 @@ class GraphOperations(Protocol):
 
 
 class Kind(NamedTuple):
-    """What a graph depends on besides its rows: whether all tokens are the likeliest ones, whether logits are changed, and
-    how drafts are accepted."""
+    """Properties of a graph besides its rows: whether sampling is greedy for all requests, whether logits are edited, and how
+    drafts are accepted."""
 
     greedy: bool
     with_edit: bool
@@ -97,8 +98,8 @@ class Kind(NamedTuple):
 
 
 def kind_of(rides: Sequence[Ride]) -> Kind:
-    """The kind of a step in which these answers take part.  Only drafts of a single one may be accepted otherwise than
-    exactly."""
+    """The kind of a step with these requests.  Only a step with a single request may accept drafts by another rule than
+    ``exact``."""
     params = [ride.run.sampler.params for ride in rides]
     greedy = all(p.greedy for p in params)
     mode = "exact" if greedy or len(rides) > 1 else rides[0].run.params.accept
@@ -107,15 +108,16 @@ def kind_of(rides: Sequence[Ride]) -> Kind:
 
 @dataclass
 class Flight:
-    """A pass whose results have not been taken; masks: by slot, the number of rows that have a mask; the others, of which no
-    token is wanted, forbid everything."""
+    """A pass in flight: launched, and its results not taken.  masks: the number of rows with a mask, by slot; no token is
+    needed from the other rows of these slots, so every token is masked there."""
 
     rides: list[Ride]
     masks: dict[int, int] = field(default_factory=dict)
 
 
 class Choice(NamedTuple):
-    """The choice of the tokens of a pass: its graph, and the logits of the rows, one every ``stride``."""
+    """The sampling of the tokens of a pass: its graph, the address of the logits, and the elements from one row to the
+    next."""
 
     graph: Graph
     logits: int
@@ -123,20 +125,19 @@ class Choice(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The graph of a step; or that of its pass, and the choice of its tokens."""
+    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens."""
 
     graph: Graph
     choice: Choice | None
 
 
 def masked(ride: Ride) -> bool:
-    """Whether the tokens of an answer are chosen with masks."""
+    """Whether the tokens of a request are sampled with masks."""
     return ride.run.sampler.matcher is not None
 
 
 class DeviceSteps(ModelSteps):
-    """Steps of one model on one GPU.  Several passes may be started before the results of the first are taken, unless one of
-    them has drafts from the host."""
+    """Steps of one model on one GPU.  Several passes may be in flight, unless one of them has drafts from the host."""
 
     ahead = AHEAD
     ahead_drafted = AHEAD_DRAFTED
@@ -149,37 +150,37 @@ class DeviceSteps(ModelSteps):
         self._model = model
         n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
         self._chooser = sample.DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
-        #: The tokens of each answer by position, and the position of its certain one.
+        #: The tokens of each request by position, and the position of its last sampled token.
         self._history = ops.zeros((n, self._n_ctx), np.int32)
         self._at = ops.zeros((n,), np.int32)
-        #: The first rows of entries: of the pass laid out last, and, in row n of a table, of one entry of n rows.
+        #: The first row of each entry: in the latest layout, and, as row n of a table, for a single entry of n rows.
         self._starts = ops.zeros((accept.MOST_ROWS + 1,), np.int32)
         self._alone = ops.upload(
             np.array([[0] + accept.MOST_ROWS * [n] for n in range(accept.MOST_ROWS + 1)], np.int32)
         )
         self._layouts, self._layouts_address = ops.device.pinned((LAYOUTS, accept.LAYOUT), np.int32)
         self._n_layouts = 0
-        #: The entries whose rows the next step finds in place: pairs of a slot and a number of rows, 0 for any.
+        #: The entries whose rows are in place for the next step: (slot, number of rows), 0 for any number.
         self._placed: list[tuple[int, int]] = []
         self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
         self._drafting: DeviceDrafts | None = None
         self._flights: deque[Flight] = deque()
         self._masks: Masks | None = None
-        #: The slots of answers that continue elsewhere than the device assumes.
+        #: The slots of requests that continue at another position than the device assumes.
         self._stray: set[int] = set()
-        #: The choice of the tokens of the latest pass, until their masks are known.
+        #: The sampling of the latest pass, until its masks are known.
         self._left: Choice | None = None
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
-        """Whether a source computes its drafts as part of a step."""
+        """Whether a source can compute its drafts as part of a step."""
         return self._ops.shares_memory_with(draft.ops)
 
     def displace(self) -> None:
-        """Note that another pass has used the memory of the rows."""
+        """Note that another pass has overwritten the rows."""
         self._placed = []
 
     def begin(self, run: Answering) -> None:
-        """Let an answer take part; its sequence holds all known tokens but the last."""
+        """Add a request.  Its sequence contains all known tokens except the last."""
         slot, write = run.sequence.slot, self._device.write
         write(self._history[slot : slot + 1].address, np.asarray(run.known, np.int32))
         write(self._at[slot : slot + 1].address, np.array([len(run.known) - 1], np.int32))
@@ -190,7 +191,7 @@ class DeviceSteps(ModelSteps):
         self._placed = []
 
     def start(self, rides: Sequence[Ride]) -> None:
-        """Launch a pass that reads the last known token and the drafts of each answer."""
+        """Launch a pass over the last known token and the drafts of each request."""
         self.choose()
         for run, _ in rides:
             if run.sequence.slot in self._stray:
@@ -200,8 +201,8 @@ class DeviceSteps(ModelSteps):
             self._follow(draft, rides)
         most = max(proposal.count for _, proposal in rides)
         for run, proposal in rides:
-            # Its start depends on the results of the steps in flight; this is the latest possible end.  Drafts made here are
-            # as many for each answer.
+            # The first position depends on the results of the steps in flight, so this is the largest possible end.  The
+            # device computes the same number of drafts for each request.
             end = min(len(run.known) + self._under_way(run) + max(most, len(proposal)), self._n_ctx)
             run.sequence.reserve(end)
             self._model.reserve(end)
@@ -212,7 +213,7 @@ class DeviceSteps(ModelSteps):
             if draft is not None:
                 draft.reserve(end)
         self._model.cache.publish()
-        # The host knows no drafts but its own.
+        # The host does not know drafts of the device, so it cannot compute masks for them.
         assert draft is None or not any(masked(ride) and ride.proposal for ride in rides)
         graph, choice = self._graph(rides, draft)
         self._place(rides)
@@ -221,8 +222,8 @@ class DeviceSteps(ModelSteps):
         self._left = choice
 
     def choose(self) -> None:
-        """Launch the choice of the tokens of the latest pass, if it still lacks masks.  Waits for the results of the steps
-        before it, which decide what they are."""
+        """Launch the sampling of the latest pass, if it waits for masks.  First waits for the earlier steps, whose tokens
+        determine the masks."""
         if self._left is None:
             return
         flight, asked, places, row = self._flights[-1], [], [], 0
@@ -245,7 +246,7 @@ class DeviceSteps(ModelSteps):
         graph.launch()
 
     def _certain(self, run: Answering) -> list[int] | None:
-        """The tokens of an answer before its last step in flight, once all are there; None if one could not be chosen."""
+        """Tokens before the newest step, after waiting for older ones; None if sampling failed."""
         slot, tokens = run.sequence.slot, run.known
         for later in range(sum(ride.run is run for flight in self._flights for ride in flight.rides) - 1):
             self._wait(slot, later)
@@ -256,15 +257,15 @@ class DeviceSteps(ModelSteps):
         return tokens
 
     def _under_way(self, run: Answering) -> int:
-        """The most tokens that the steps in flight can give to an answer."""
+        """The most tokens that a request can get from the steps in flight."""
         return sum(1 + len(ride.proposal) for flight in self._flights for ride in flight.rides if ride.run is run)
 
     def _place(self, rides: Sequence[Ride]) -> None:
-        """Lay the rows of a pass out, unless they are in place."""
+        """Lay out the rows of a pass, unless they are in place."""
         entries = [(ride.run.sequence.slot, 1 + len(ride.proposal)) for ride in rides]
         used = sum(rows for _, rows in entries)
         on_host = any(ride.proposal.tokens for ride in rides)
-        # A single entry finds all of its possible rows in place.
+        # For a single entry, rows are in place for any number of drafts.
         wanted = entries if len(rides) > 1 else [(entries[0][0], 0)]
         if wanted == self._placed and not on_host and (len(rides) == 1 or used == padded(used)):
             return
@@ -280,7 +281,7 @@ class DeviceSteps(ModelSteps):
         self._placed = wanted
 
     def take(self) -> list[Step]:
-        """Wait for the first pass whose results have not been taken, and return them."""
+        """Wait for the oldest pass in flight and return its results."""
         if self._left is not None:
             *before, last = self._flights
             unsettled = {id(ride.run) for flight in before for ride in flight.rides}
@@ -293,7 +294,7 @@ class DeviceSteps(ModelSteps):
 
     def _wait(self, slot: int, later: int = 0) -> None:
         """Wait for the result of the next step of a slot, or of the step ``later`` steps after that."""
-        # Without further steps in flight the device would be idle while the host sleeps.
+        # Without further steps in flight, the device would be idle until the host wakes up.
         pause = POLL_SECONDS if len(self._flights) > 1 else 0
         while not self._chooser.ready(slot, later):
             # is_idle raises DeviceError if a kernel has failed.
@@ -324,8 +325,8 @@ class DeviceSteps(ModelSteps):
         return step
 
     def _refused(self, run: Answering, step: Step, n_masks: int) -> Exception | None:
-        """Why no token could be chosen after those of a step; None if it only lacked a mask: then the next step continues
-        after these."""
+        """Why no token could be sampled after those of a step; None if only a mask was missing.  In this case the next step
+        continues after them."""
         matcher = run.sampler.matcher
         if matcher is None or len(step.tokens) < n_masks:
             return step.error
@@ -337,7 +338,7 @@ class DeviceSteps(ModelSteps):
         return None if step.tokens else step.error
 
     def end(self, run: Answering) -> None:
-        """End an answer: wait for its steps in flight; none follows.  Their results are dropped."""
+        """End a request: wait for its steps in flight and drop their results."""
         if not self._under_way(run):
             return
         self.choose()
@@ -345,7 +346,7 @@ class DeviceSteps(ModelSteps):
         self._forget(run)
 
     def drop(self) -> None:
-        """End all answers, also after an error in ``start`` or ``take``: wait for the steps in flight, and drop their
+        """End all requests, also after an error in ``start`` or ``take``: wait for the steps in flight and drop their
         results."""
         self._left = None  # it may be what failed
         self._device.synchronize()
@@ -355,7 +356,7 @@ class DeviceSteps(ModelSteps):
         self._placed = []
 
     def _forget(self, run: Answering) -> None:
-        """Drop the steps in flight of an answer, which the device has ended."""
+        """Drop the results of the steps in flight of a request, which the device has completed."""
         under_way = self._under_way(run)
         drafts = self._drafting.draft.sequence(run.sequence.slot) if self._drafting is not None else None
         for sequence in (run.sequence, drafts):
@@ -368,7 +369,7 @@ class DeviceSteps(ModelSteps):
     # --- graphs ------------------------------------------------------------------------------------------------
 
     def _follow(self, draft: DeviceDraft, rides: Sequence[Ride]) -> None:
-        """Let a source on this device draft for these answers."""
+        """Use a source on this device to draft for these requests."""
         if self._drafting is None or self._drafting.draft is not draft:
             self._drafting = DeviceDrafts(draft, self._model.cache.n_sequences)
             for ride in rides:
@@ -381,7 +382,7 @@ class DeviceSteps(ModelSteps):
                 draft.catch_up(ride.run.known, ride.run.sequence)
 
     def _graph(self, rides: Sequence[Ride], draft: DeviceDraft | None) -> Graphs:
-        """The graph of a step of these answers, or, if some have a grammar, its two graphs."""
+        """The graph of a step of these requests, or its two graphs if a request has a grammar."""
         kind, n, apart = kind_of(rides), len(rides), any(map(masked, rides))
         used = sum(1 + len(ride.proposal) for ride in rides)
         rows = used if n == 1 else padded(used)
@@ -426,7 +427,7 @@ class DeviceSteps(ModelSteps):
 
 
 class DeviceDrafts:
-    """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step without
+    """Passes of a draft model or of the target's MTP layer.  Their tokens become the drafts of the target's step without
     passing through the host."""
 
     def __init__(self, draft: DeviceDraft, n_slots: int) -> None:
@@ -437,7 +438,7 @@ class DeviceDrafts:
         self._inputs = self._ops.inputs()
         self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx, n_slots=n_slots)
         self._script = self._ops.zeros((n_slots, self._n_ctx), np.int32)
-        #: Whether the answer in a slot has drafts drawn by its rules.
+        #: Whether drafts are sampled with the parameters of the request in a slot.
         self.began = [False] * n_slots
 
     @property
@@ -450,20 +451,20 @@ class DeviceDrafts:
         return self.draft.anchor is not None
 
     def begin(self, sampler: Sampler, slot: int) -> None:
-        """Draw the drafts of a new answer by the rules of ``sampler``."""
+        """Sample the drafts of a new request with the parameters of ``sampler``."""
         self._chooser.begin(self.draft.sampler(sampler), "ratio", 0.0, slot)
         if self.draft.script is not None:
             self._device.write(self._script[slot : slot + 1].address, self.draft.script)
         self.began[slot] = True
 
     def _plan(self, reads: int, n_entries: int) -> Plan:
-        """A pass that reads ``reads`` tokens of each of some answers."""
+        """A pass that reads ``reads`` tokens of each of ``n_entries`` requests."""
         rows = reads * n_entries
         n_logits = rows if n_entries > 1 else 1
         return self._ops.plan(self.draft.compute, rows, n_logits, self._inputs, n_entries > 1)
 
     def lists(self, mode: str) -> sample.Candidates | None:
-        """The distributions that the drafts were drawn from, if acceptance uses them."""
+        """The distributions from which the drafts were sampled, if acceptance uses them."""
         return self._chooser.lists if mode == "ratio" else None
 
     def kernels(self, count: int, n_entries: int, kind: Kind) -> list[Specialization]:
@@ -485,7 +486,7 @@ class DeviceDrafts:
             reads = self.draft.reads if i == 0 else 1
             plan = self._plan(reads, n_entries)
             assert plan.result is not None
-            # Kernels of a pass may read positions before the previous kernel ends, but here it has just written them.
+            # Kernels of a pass may read positions before the previous kernel has ended, but here that kernel writes them.
             device.finish()
             ops.start(plan)
             tokens, positions, sequences = (address + 4 * (reads - 1) for address in mine)
@@ -500,6 +501,6 @@ class DeviceDrafts:
 
 
 def drafting_kernels() -> list[Specialization]:
-    """The kernels that steps with drafts launch, besides passes and the choice of tokens."""
+    """The kernels of steps with drafts, besides those of passes and of sampling."""
     first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
     return [accept.lay_out(), *first, accept.propose(False)]

@@ -1,4 +1,4 @@
-"""The objects that GPU operations exchange and record: arrays, weights, launches, and passes made of launches."""
+"""The objects that GPU operations exchange and record: arrays, weights, launches, and passes."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from engine.gguf.quants import Format
 
 @dataclass
 class Tensor:
-    """An array on the device: its address, shape and dtype, and the memory that it keeps alive."""
+    """An array on the device: its address, shape and dtype, and the object that owns its memory."""
 
     address: int
     shape: tuple[int, ...]
@@ -28,11 +28,11 @@ class Tensor:
         return math.prod(self.shape)
 
     def reshape(self, *shape: int) -> "Tensor":
-        """An array of this shape with the same elements, without a copy."""
+        """A view with this shape."""
         return Tensor(self.address, shape, self.dtype, self.memory)
 
     def __getitem__(self, rows: slice) -> "Tensor":
-        """A contiguous slice of the first axis, without a copy."""
+        """A view of a contiguous slice of the first axis."""
         first, last, _ = rows.indices(self.shape[0])
         step = self.size // self.shape[0] * np.dtype(self.dtype).itemsize
         return Tensor(self.address + first * step, (last - first, *self.shape[1:]), self.dtype, self.memory)
@@ -40,7 +40,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class DeviceWeight:
-    """A weight matrix in memory that the device reads: records (``engine/cuda/products/repack.py``), or the rows of a float
+    """A weight matrix in memory that the device can read: records (``engine/cuda/products/repack.py``), or rows for a float
     format."""
 
     name: str
@@ -61,22 +61,23 @@ class DeviceWeight:
 
 
 Argument: TypeAlias = Tensor | DeviceWeight | float
-"""An argument of a launch: an array or a matrix, whose address the kernel receives, or a number; 0 for an array that is
-absent."""
+"""An argument of a launch: an array or a matrix, whose address the kernel receives, or a number.  0 stands for an absent
+array."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """One kernel of a recorded pass.
 
-    ``outputs`` are the arrays that it writes, valid until a later launch reuses their memory; ``names`` are their names:
+    ``outputs`` are the arrays that it writes, which are valid until a later launch reuses their memory.  ``names`` are their
+    names:
 
     - result: a result of the operation, or part of one (result_1, ... where a kernel has several);
     - q, scales, sums: activations as int8 (``engine/cuda/products/quantize.py``);
     - query, query_scales: rotated queries, float32, or int8 and its scales; words: keys and values as stored;
     - mass, values: the results of attention for each chunk: largest score and sum, and weighted values;
     - convolved, gates: the inputs of a gated delta rule: q, k, v of each row, and decay and rate;
-    - logits, ids, weights, listed, items: the choice of experts, and pairs of rows and experts sorted by expert.
+    - logits, ids, weights, listed, items: the choice of experts, and pairs (row, expert) sorted by expert.
     """
 
     kernel: Specialization
@@ -94,7 +95,7 @@ class Plan:
         self.launches = launches
         self.result = result
         self.graph: Graph | None = None
-        #: Whether it has been started as a whole.
+        #: Whether it has been launched as a whole.
         self.started = False
-        #: The percentage of fast memory that all kernels prefer as shared memory; 0: each its own.
+        #: The percentage of fast memory that all kernels prefer as shared memory; 0: each kernel has its own.
         self.percent = 0

@@ -1,8 +1,8 @@
 """Deferred values: results that are computed when they are used.
 
-A normalization, a gate, and the joining of attention's chunks usually feed a matrix product, which reads its activations as
-int8.  So these operations return a deferred value, and the operation that uses it requests float32 or int8.  One kernel then
-computes and quantizes the value.
+The result of a norm, of a gate, or of joining the chunks of attention is usually the input of a matrix product, which reads
+its activations as int8.  These operations return a deferred value, and the operation that uses it requests float32 or int8.
+A single kernel then computes and quantizes the value.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from engine.ops.activation import Activation
 
 
 class Deferred(ABC):
-    """A value [rows, columns] that is computed when it is used; it may be used only once."""
+    """A value [rows, columns] that is computed when it is used.  It may be used only once."""
 
     inputs: tuple[str, ...]
     """The names of the fields that hold its inputs, in the order of the operation's arguments."""
@@ -34,7 +34,7 @@ class Deferred(ABC):
 
     @abstractmethod
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8, with a scale for every ``unit`` values; wide: with the sums for a pass of many rows."""
+        """The value as int8, with a scale for every ``unit`` values; wide: whether it has the layout for wide passes."""
 
     def plain(self, recorder: Recorder) -> Tensor:
         """The value as float32."""
@@ -74,7 +74,7 @@ class Normalized(Deferred):
         recorder.launch(rms_norm.rms_norm(), (-(-columns // rms_norm.LONG), rows), 256, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8; the launch includes the sum of x and a residual if the previous launch computes that."""
+        """The value as int8.  If the previous launch adds a residual to get x, the new launch replaces it and adds, too."""
         to, columns = recorder.int8(unit, *self.shape), self.shape[1]
         if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, wide, to):
             kernel = rms_norm.rms_norm_quantize(unit, columns, wide)
@@ -115,7 +115,7 @@ class GatedNormalized(Deferred):
 
 @dataclass
 class Gated(Deferred):
-    """The activation of gate and up, both [rows, n]; gate is None if the activation has none."""
+    """The activation function of gate and up, both [rows, n].  gate is None if the function has a single input."""
 
     gate: Tensor | None
     up: Tensor
@@ -146,9 +146,11 @@ class Gated(Deferred):
 
 @dataclass
 class Attended(Deferred):
-    """The result of attention [rows, columns] before its chunks are joined (``engine/cuda/attention/combine.py``): the
-    largest score and the sum of each chunk in ``mass``, and the weighted ``values``; multiplied by sigmoid(gate) if heads are
-    gated; ``sinks`` join last, if there are any."""
+    """The result of attention [rows, columns] before its chunks are joined (``engine/cuda/attention/combine.py``).
+
+    ``mass``: the largest score and the sum of weights of each chunk; ``values``: the weighted values of each chunk; ``gate``:
+    the result is multiplied by sigmoid(gate), or None; ``sinks``: joined after the chunks, or None.
+    """
 
     inputs = ("mass", "values", "positions", "gate", "sinks")
 
@@ -177,7 +179,7 @@ class Attended(Deferred):
         recorder.launch(shape.combine, shape.combine_grid, shape.combine_block, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8, by two kernels if that is faster."""
+        """The value as int8.  Two kernels compute it if that is faster."""
         if wide or not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, wide)
         to, parts, slots, shape = recorder.int8(unit, *self.shape), self._parts, self.slots, self.geometry
@@ -200,7 +202,7 @@ def plain(recorder: Recorder, x: Tensor | Deferred) -> Tensor:
 
 
 def quantized(recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0) -> Int8:
-    """x as int8, with a scale for every ``unit`` values; pass_rows: the rows of the pass, if x has more or fewer."""
+    """x as int8, with a scale for every ``unit`` values; pass_rows: the number of rows of the pass, if x has another one."""
     wide = quantize.is_wide(unit, pass_rows or x.shape[0])
     return _quantized_array(recorder, x, unit, wide) if isinstance(x, Tensor) else x.quantized(recorder, unit, wide)
 
@@ -222,8 +224,8 @@ def _quantized_array(recorder: Recorder, x: Tensor, unit: int, wide: bool) -> In
 def _add_and_quantize(
     recorder: Recorder, y: Tensor, norm: tuple[Tensor | int, float], unit: int, wide: bool, to: Int8
 ) -> bool:
-    """Record one launch that computes y and quantizes it to int8, if the previous launch computes y.  norm: weight and eps of
-    a norm in between, or zeros.  Returns whether the launch was recorded."""
+    """If the previous launch computes y, replace it by one launch that computes y and quantizes it to int8.  norm: weight and
+    eps of a norm before quantization, or zeros.  Returns whether the launch was recorded."""
     added = recorder.take_added(y)
     if added is None:
         return False
