@@ -52,7 +52,7 @@ class Ours:
 
     def answer(self) -> dict[str, float]:
         """Seconds of a greedy answer, from the first token, which the prompt has decided, to the last."""
-        from engine.decode.sampler import Sampler, SamplingParams
+        from engine.sampling.sampler import Sampler, SamplingParams
 
         self.llm.reset()
         logits, _ = self.llm.prefill(self.beginning)

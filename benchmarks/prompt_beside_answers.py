@@ -12,7 +12,7 @@ import numpy as np
 
 import engine
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplingParams
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import engine
 from engine.cli.users import measure
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplingParams
 
 WARM_UP = 2
 """Repetitions that are not counted: kernels may be missing, and passes are recorded when they are started again."""

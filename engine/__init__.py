@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.decode.generation import Generation
     from engine.decode.timings import Timings
-    from engine.decode.token_logprob import TokenLogprob
     from engine.errors import (
         ContextError,
         DeviceError,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.loading import load
     from engine.options import ChatOptions, Options
+    from engine.sampling.token_logprob import TokenLogprob
     from engine.sampling_params import SamplingParams
     from engine.speculative.params import SpeculationParams
     from engine.stream import Stream

@@ -7,18 +7,18 @@ from typing import Any, Unpack, overload
 
 from engine.checks import described, function, require, token_ids, whole
 from engine.context import Context
-from engine.decode.defaults import filled
 from engine.decode.generation import Generation, begun
-from engine.decode.params import LogitsProcessor
-from engine.decode.params import SamplingParams as TokenParams
-from engine.decode.processors import Ending
-from engine.decode.sampler import Sampler
 from engine.errors import ContextError, UsageError
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.limits import MOST_PARALLEL
 from engine.models.base import Model
 from engine.options import Options, Prompt, Prompts
+from engine.sampling.defaults import filled
+from engine.sampling.params import LogitsProcessor
+from engine.sampling.params import SamplingParams as TokenParams
+from engine.sampling.processors import Ending
+from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams, stop_texts, with_sampling_params
 from engine.schemas import Schema, grammar_of
 from engine.several import each, finish, is_several

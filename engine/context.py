@@ -13,12 +13,12 @@ from engine import state
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.decode.scheduler import POLL_SECONDS, Scheduler
 from engine.locking import in_turn
 from engine.memory import Memory
 from engine.models.base import Model
 from engine.reading import Closed, Reader
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation
 from engine.speculative.mtp import MTPDraft

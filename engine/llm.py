@@ -9,13 +9,13 @@ import numpy as np
 from engine.checks import function
 from engine.compile.pool import compile_all
 from engine.conversations import Conversations
-from engine.decode.defaults import sampling_defaults
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops.operations import Progress
+from engine.sampling.defaults import sampling_defaults
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
 from engine.text.template.chat import ChatTemplate

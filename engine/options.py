@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from engine.decode.params import LogitsProcessor
 from engine.grammar.grammar import Grammar
+from engine.sampling.params import LogitsProcessor
 from engine.sampling_params import SamplingParams
 from engine.schemas import Schema
 from engine.speculative.params import SpeculationParams

@@ -11,7 +11,6 @@ from engine.cache.pages import NoPages
 from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
-from engine.decode.finite import check_rows
 from engine.decode.part import Part
 from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
@@ -22,6 +21,7 @@ from engine.limits import MOST_LOGITS
 from engine.locking import IN_USE, Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import slot_bytes, snapshot_bytes
+from engine.sampling.finite import check_rows
 from engine.text.tokenizer import Tokenizer
 
 CLOSED = "this model is closed; open it again with engine.load()."

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from engine.cli.first_model import conversation_model
     from engine.cli.opened import open_model
     from engine.cli.report import Report
-    from engine.decode.sampler import SamplingParams
     from engine.hub.resolve import resolve
+    from engine.sampling.sampler import SamplingParams
 
     fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
     SamplingParams(**fields)  # reports a value out of range before a model is loaded, which takes seconds

@@ -6,10 +6,10 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from engine.checks import described, require, whole
-from engine.decode import params
-from engine.decode.defaults import filled
-from engine.decode.params import LogitsProcessor
 from engine.errors import UsageError
+from engine.sampling import params
+from engine.sampling.defaults import filled
+from engine.sampling.params import LogitsProcessor
 from engine.text.breakers import BREAKERS
 
 Method = TypeVar("Method", bound=Callable[..., Any])

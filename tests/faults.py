@@ -752,7 +752,7 @@ FAULTS = (
     Fault(
         "candidates for another position",
         "sampler",
-        "engine/decode/sampler.py",
+        "engine/sampling/sampler.py",
         "_checked_position(len(history) if position is None else position)",
         "_checked_position(0 if position is None else position)",
         "with ratio and p-min, XTC excludes tokens at all positions of an answer or at none",

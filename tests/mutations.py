@@ -194,13 +194,13 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
     "sampler": (
         8,
         {
-            "engine/decode/params.py": (
+            "engine/sampling/params.py": (
                 "tests/decode/test_sampler.py",
                 "tests/decode/test_dry.py",
                 "tests/decode/test_xtc.py",
             ),
-            "engine/decode/processors.py": ("tests/decode/test_processors.py",),
-            "engine/decode/sampler.py": (
+            "engine/sampling/processors.py": ("tests/decode/test_processors.py",),
+            "engine/sampling/sampler.py": (
                 "tests/decode/test_sampler.py",
                 "tests/decode/test_dry.py",
                 "tests/decode/test_xtc.py",

@@ -13,7 +13,7 @@ from typing import Any
 
 MOVED = {
     "engine.compile.cache": "engine.kernel_cache",
-    "engine.decode.sampler": "engine.sampler",
+    "engine.sampling.sampler": "engine.sampler",
     "engine.gguf.file": "engine.gguf",
     "engine.gguf.quants": "engine.quants",
     "engine.hub.resolve": "engine.catalog",

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from engine.decode.sampler import Sampler, SamplingParams, logprobs
+from engine.sampling.sampler import Sampler, SamplingParams, logprobs
 
 from .commits import once
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from docs.figures import bundled
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.numerics import gumbel
+from engine.sampling.sampler import Sampler, SamplingParams
 
 if TYPE_CHECKING:
     from docs.figures.style import Page

@@ -11,7 +11,7 @@ from engine.arrays import Batch
 from engine.cuda.runtime.steps import AHEAD
 from engine.cuda.runtime.tensor import DeviceWeight
 from engine.cuda.target import Target
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.loop import NOTHING
 from engine.speculative.run import Run
 from engine.speculative.steps import Ride

@@ -8,8 +8,8 @@ with one sentence that says what to use instead.  A flag that requests what is a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.decode.chain import ORDER, ORDERS
 from engine.errors import UsageError
+from engine.sampling.chain import ORDER, ORDERS
 
 ANY = "*"
 """``Flag.holds``: every value requests what is always the case here."""

@@ -56,7 +56,7 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
     else each token is one forward pass with its logits."""
-    from engine.decode.sampler import Sampler, SamplingParams
+    from engine.sampling.sampler import Sampler, SamplingParams
     from engine.speculative.run import Run, follow
 
     first = llm.sequence.length

@@ -12,8 +12,8 @@ from typing import Any
 from engine.checks import require, whole
 from engine.cli.flags import parser
 from engine.cli.texts import unescape, valid
-from engine.decode.params import SamplingParams
 from engine.errors import UsageError
+from engine.sampling.params import SamplingParams
 from engine.text.breakers import BREAKERS
 
 FLAGS = {"max_tokens": "--predict", "dry_sequence_breakers": "--dry-sequence-breaker"}

@@ -140,7 +140,7 @@ class Sweep:
 def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -> tuple[list[int], float]:
     """The ``n`` likeliest tokens after ``known``, of which the cache holds all but the last, and the share of drafts that was
     kept."""
-    from engine.decode.sampler import Sampler, SamplingParams
+    from engine.sampling.sampler import Sampler, SamplingParams
     from engine.speculative.loop import Speculation
     from engine.speculative.run import Run, follow
     from engine.speculative.steps import HostSteps, Steps

@@ -79,8 +79,8 @@ def measure(
     read before the answers go on after their first tokens, as in llama-batched-bench.  grammars: of the answers of the first
     users, which end only where nothing else is permitted."""
     from engine.decode.request import Request
-    from engine.decode.sampler import Sampler, SamplingParams
     from engine.grammar.matcher import Matcher
+    from engine.sampling.sampler import Sampler, SamplingParams
     from engine.speculative.loop import Speculation
     from engine.speculative.params import SpeculationParams
 

@@ -24,13 +24,13 @@ from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import aligned
 from engine.cpu.runtime.split import WholePass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
-from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
 from engine.gguf.pages import give_back, read_soon
 from engine.machine.cores import available_cores
 from engine.machine.memory import available_memory
 from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observer, Progress
 from engine.ops.weight import Weight
+from engine.sampling.sampler import SamplingParams
 from engine.speculative.steps import HostSteps, Steps
 
 BATCH_SIZE = 128

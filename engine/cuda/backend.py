@@ -48,7 +48,6 @@ from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
-from engine.decode.sampler import SamplingParams
 from engine.gguf.pages import give_back, touch
 from engine.limits import STEP_ROWS
 from engine.machine.memory import available_memory
@@ -59,6 +58,7 @@ from engine.ops.heads import Heads
 from engine.ops.latent import Latent
 from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
 from engine.ops.weight import Weight
+from engine.sampling.sampler import SamplingParams
 from engine.speculative.steps import Steps
 
 BATCH_SIZE = 1024

@@ -1,4 +1,4 @@
-"""Sampling on the GPU: the tokens that ``engine/decode/sampler.py`` chooses, bit for bit, without the host.
+"""Sampling on the GPU: the tokens that ``engine/sampling/sampler.py`` chooses, bit for bit, without the host.
 
 Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
     The order is that of the packed keys there (larger logit, then lower id; NaN above all).  Keys are all different, so which
@@ -40,8 +40,8 @@ from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, Specialization, i32, kernel
 from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.runtime.kinds import KernelCode
-from engine.decode import sampler as host
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling import sampler as host
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
 
 f32 = np.float32

@@ -9,13 +9,13 @@ import numpy as np
 
 from engine import schemas
 from engine.checks import shown
-from engine.decode.processors import Ended, Ending
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, token_logprob
 from engine.decode.timings import Timings
-from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
 from engine.locking import Lock
+from engine.sampling.processors import Ended, Ending
+from engine.sampling.sampler import Sampler, token_logprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.schemas import Schema
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics

@@ -6,12 +6,12 @@ import numpy as np
 
 from engine.cache.pages import NoPages
 from engine.decode.company import Company, Displaced, NoRoom
-from engine.decode.finite import check_rows
 from engine.decode.flights import Flights
 from engine.decode.pace import Pace
 from engine.decode.part import Part
 from engine.decode.request import Request
 from engine.limits import MOST_LOGITS, STEP_ROWS
+from engine.sampling.finite import check_rows
 
 
 class Prompts:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from engine.decode.part import Part
-from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
+from engine.sampling.sampler import Sampler
 from engine.speculative.loop import Speculation
 from engine.speculative.run import Run
 from engine.speculative.steps import Steps

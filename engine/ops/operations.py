@@ -19,7 +19,6 @@ from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
-from engine.decode.sampler import SamplingParams
 from engine.models.config import ModelConfig
 from engine.ops.activation import Activation
 from engine.ops.compressor import Compressor
@@ -28,6 +27,7 @@ from engine.ops.experts import Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
 from engine.ops.weight import Weight
+from engine.sampling.sampler import SamplingParams
 from engine.speculative.steps import Steps
 
 Progress = Callable[[str, int, int], None]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from engine.decode.generation import Generation, request_of
-from engine.decode.sampler import token_logprob
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.sampler import token_logprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.permitted import Permitted
 from engine.text.shown import Piece, Shown

@@ -12,8 +12,8 @@ from engine.serving.errors import Refusal
 from engine.serving.fields import Fields, is_token_id
 
 if TYPE_CHECKING:
-    from engine.decode.params import LogitsProcessor
     from engine.llm import LLM
+    from engine.sampling.params import LogitsProcessor
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.checks import described
-from engine.decode.params import SamplingParams
 from engine.llm import LLM
+from engine.sampling.params import SamplingParams
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.text.breakers import MOST_CHARACTERS

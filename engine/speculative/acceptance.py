@@ -4,7 +4,7 @@ import numpy as np
 
 from engine.cpu import accept
 from engine.cpu.sample import CHUNK
-from engine.decode.sampler import Sampler
+from engine.sampling.sampler import Sampler
 from engine.speculative.proposal import Distribution
 
 _NONE = (np.empty(0, np.int32), np.empty(0, np.float32))

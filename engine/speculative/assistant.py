@@ -5,9 +5,9 @@ from typing import cast
 
 from engine.arrays import Array
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.decode.sampler import Sampler
 from engine.models.assistant import Assistant
 from engine.ops.operations import Ops
+from engine.sampling.sampler import Sampler
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.proposal import Proposal
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.decode.sampler import Sampler
+from engine.sampling.sampler import Sampler
 from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams

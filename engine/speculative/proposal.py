@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.decode.sampler import Sampler
+from engine.sampling.sampler import Sampler
 
 Distribution = tuple[np.ndarray, np.ndarray]
 """Token ids, int32 [n], and their probabilities, float32 [n]."""

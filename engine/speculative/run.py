@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.decode.sampler import Sampler
 from engine.limits import MOST_DRAFTS
+from engine.sampling.sampler import Sampler
 from engine.speculative.loop import NOTHING, Speculation
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal

@@ -9,11 +9,11 @@ import numpy as np
 from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job
-from engine.decode.sampler import Sampler
 from engine.memory import Memory
 from engine.models.base import Model
 from engine.models.config import ModelConfig
 from engine.ops.operations import Ops
+from engine.sampling.sampler import Sampler
 from engine.text.tokenizer import Tokenizer
 
 

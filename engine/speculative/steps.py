@@ -9,8 +9,8 @@ import numpy as np
 
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.decode.sampler import Sampler
 from engine.limits import STEP_ROWS
+from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import DeviceDraft, Proposal

@@ -14,9 +14,9 @@ from engine.cuda.accept import MOST_ROWS
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.sample import DeviceSampler, Rows, edits
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.limits import MOST_LOGITS, STEP_ROWS
 from engine.llm import LLM
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import SpeculationParams
 from engine.verify.graph import first_of_graph
 from engine.verify.latents import rows_at

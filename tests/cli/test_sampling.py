@@ -13,8 +13,8 @@ import pytest
 import engine
 from engine.cli.flags import generation_options, parser
 from engine.cli.sampling import NUMBERS, given, origins, with_file
-from engine.decode.params import SamplingParams
 from engine.run import main
+from engine.sampling.params import SamplingParams
 from tests import fake_llm, recommended
 
 Capture = pytest.CaptureFixture[str]

@@ -7,8 +7,8 @@ import pytest
 
 from engine.cli.flags import generation_options, parser
 from engine.cli.settings import Settings, actions, find
-from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
+from engine.sampling.sampler import SamplingParams
 
 DEFAULTS = Settings(generation_options(parser().parse_args(["-s", "7"])))
 

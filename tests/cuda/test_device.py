@@ -24,7 +24,6 @@ from engine import parity
 from engine.arrays import Batch
 from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, Types
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.devices import open_device
 from engine.errors import DeviceError, ModelError
 from engine.gguf.file import read_gguf
@@ -36,6 +35,7 @@ from engine.ops.activation import GEGLU
 from engine.ops.experts import Experts
 from engine.ops.heads import Heads
 from engine.ops.weight import Weight
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.layout import cached

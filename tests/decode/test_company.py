@@ -10,8 +10,8 @@ import pytest
 
 import engine
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ContextError, UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.synthetic.model import make_model
 from tests.company import alone, asks, differing, together
 from tests.tiers import amount, few

@@ -10,10 +10,10 @@ import gguf
 import pytest
 
 import engine
-from engine.decode.defaults import sampling_defaults
 from engine.decode.generation import request_of
-from engine.decode.params import SamplingParams
 from engine.gguf.file import read_gguf
+from engine.sampling.defaults import sampling_defaults
+from engine.sampling.params import SamplingParams
 from tests import recommended
 from tests.conftest import shared_path
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cpu import dry
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from tests.tiers import examples
 
 N_VOCAB = 12

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ModelError, UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.params import SpeculationParams
 

@@ -16,12 +16,12 @@ from engine.decode.generation import request_of
 from engine.decode.part import Part
 from engine.decode.prompts import Prompts
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler
 from engine.decode.scheduler import MOST_FAILURES, Scheduler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.decode.waiting import Waiting
 from engine.errors import DeviceError
+from engine.sampling.sampler import Sampler
 from engine.speculative.run import Run
 from engine.speculative.steps import HostSteps
 from engine.synthetic.model import make_model

@@ -8,9 +8,9 @@ import pytest
 
 import engine
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.decode.slot import Slot
 from engine.errors import UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model

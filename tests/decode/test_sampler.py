@@ -1,4 +1,4 @@
-"""engine/decode/sampler.py and its kernels against float64 references written from the papers' definitions."""
+"""engine/sampling/sampler.py and its kernels against float64 references written from the papers' definitions."""
 
 import math
 import re
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from engine.compile.jobs import CPUJob
 from engine.cpu import sample as kernels
-from engine.decode.sampler import Sampler, SamplingParams, logprobs
 from engine.errors import EngineError, ModelError, UsageError
 from engine.numerics import gumbel, log
+from engine.sampling.sampler import Sampler, SamplingParams, logprobs
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 

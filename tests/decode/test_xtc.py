@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from tests.tiers import examples
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}

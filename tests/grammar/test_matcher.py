@@ -12,12 +12,12 @@ import regex  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import NoToken, UsageError
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Mask, Matcher
 from engine.grammar.tokens import tokens_of
 from engine.limits import STEP_ROWS
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.text.tokenizer import Tokenizer
 from tests.tiers import examples
 from tests.vocabularies import CONTROL, USER, bpe_metadata, made, metadata, spm_metadata, tokenizer

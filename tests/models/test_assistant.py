@@ -10,10 +10,10 @@ import pytest
 
 import engine
 from engine.cache.types import BLOCK
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import GGUFError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.assistant import HIDDEN_ROWS
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model

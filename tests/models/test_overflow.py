@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.finite import check_rows
 from engine.errors import ModelError
 from engine.grammar.grammar import Grammar
 from engine.hub.resolve import resolve
+from engine.sampling.finite import check_rows
 from engine.speculative.params import SpeculationParams
 from tests.families import ONE_OF_EACH
 from tests.ggufs import damaged

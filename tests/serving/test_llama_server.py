@@ -22,8 +22,8 @@ from starlette.testclient import TestClient
 
 import engine
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import DeviceError
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.serving.answer import Ask
 from engine.serving.app import app
 from engine.serving.metrics import Metrics, pages_held

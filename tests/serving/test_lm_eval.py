@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine import LLM
-from engine.decode.sampler import logprobs
+from engine.sampling.sampler import logprobs
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 pytestmark = pytest.mark.together("serving")

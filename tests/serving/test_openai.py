@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import LLM
-from engine.decode.sampler import logprobs
+from engine.sampling.sampler import logprobs
 from tests.serving.conftest import WAIT_SECONDS
 
 openai = pytest.importorskip("openai")

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 import engine
 from engine.cli.serve_flags import parser
 from engine.decode.generation import request_of
-from engine.decode.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from engine.serve import specs
 from engine.serving.app import app
 from engine.serving.errors import Refusal

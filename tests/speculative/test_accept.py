@@ -12,8 +12,8 @@ from numba import njit
 
 from engine.cpu.accept import ACCEPT_SEED, RESAMPLE_SEED, accept_p_min, accept_ratio, probabilities, probability_of
 from engine.cpu.sample import draw
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.numerics import uniform
+from engine.sampling.sampler import Sampler, SamplingParams
 from tests.tiers import examples
 
 F = np.float32

@@ -13,7 +13,7 @@ import pytest
 
 import engine
 from engine.cache.types import CHUNK
-from engine.decode.sampler import Sampler
+from engine.sampling.sampler import Sampler
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from tests.families import FAMILIES, Tensors, quantized, rewritten, write_quantized

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ModelError, UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import MOST_EXTRA, DraftModel, confidence
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model

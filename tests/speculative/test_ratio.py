@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative import steps as steps_module
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.acceptance import distribution
 from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams

@@ -12,10 +12,10 @@ import pytest
 
 import engine
 from engine.cache.kv import CHUNK, KVCache
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.models.base import Model
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.loop import NOTHING, Speculation
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal

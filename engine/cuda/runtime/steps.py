@@ -33,10 +33,10 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device, Graph
 from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Plan, Tensor
-from engine.decode.sampler import Sampler
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
 from engine.ops.operations import AnyOperations, Decoder, Forward
+from engine.sampling.sampler import Sampler
 from engine.speculative.proposal import DeviceDraft
 from engine.speculative.steps import Answering, ModelSteps, Ride, Step
 

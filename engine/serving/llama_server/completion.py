@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from engine.checks import described
 from engine.decode.generation import request_of
-from engine.decode.params import SamplingParams
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.params import SamplingParams
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.aside import aside
 from engine.serving.errors import Refusal

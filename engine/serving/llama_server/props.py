@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.decode.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from engine.serving.llama_server.shapes import model_of, parameters
 from engine.serving.llama_server.tokens import special_text
 from engine.serving.served import PATIENCE_SECONDS

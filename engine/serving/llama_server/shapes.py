@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.decode.params import SamplingParams
+from engine.sampling.params import SamplingParams
 from engine.serving.errors import Refusal
 
 KINDS = {503: "unavailable_error"}

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import gguf
 
 from engine import state
-from engine.decode.defaults import sampling_defaults
 from engine.errors import EngineError
 from engine.gguf.file import GGUF, read_gguf
+from engine.sampling.defaults import sampling_defaults
 from engine.serving.served import Entry
 from engine.text.template import named
 

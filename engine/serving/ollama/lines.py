@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask
 from engine.serving.exchange import Plan
 from engine.serving.ollama.said import Listening, Said

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.openai.shapes import finite
 from engine.text.tokenizer import Tokenizer, TokenStream
 

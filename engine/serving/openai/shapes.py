@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.answer import Answer
 from engine.serving.errors import Refusal
 from engine.serving.streams import sse

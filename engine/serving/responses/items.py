@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Delta
 from engine.serving.parts import Kind, Message, Part, Parts
 from engine.serving.responses.sealed import sealed

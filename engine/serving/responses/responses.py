@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.decode.token_logprob import TokenLogprob
+from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.answer import Answer
 from engine.serving.errors import Refusal
 from engine.serving.exchange import Plan, respond

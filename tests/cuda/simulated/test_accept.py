@@ -15,7 +15,7 @@ from engine.cpu import accept as law
 from engine.cuda import accept, sample
 from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
 from engine.cuda.runtime.simulator import run
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
 from tests.tiers import few
 

@@ -17,11 +17,11 @@ pytest.importorskip("llguidance", reason="grammars need the extra serve")
 from engine.cpu import sample as on_cpu
 from engine.cuda.permit import PARTS, Masks, permit
 from engine.cuda.runtime.simulator import run
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import NoToken
 from engine.grammar import masks
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.proposal import Proposal
 from engine.speculative.steps import Ride
 from engine.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""engine/cuda/sample.py in the simulator: the tokens of engine/decode/sampler.py, from blocks of 32 and 64 threads."""
+"""engine/cuda/sample.py in the simulator: the tokens of engine/sampling/sampler.py, from blocks of 32 and 64 threads."""
 
 import re
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from engine.cuda import sample
 from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.simulator import run
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ModelError, UsageError
+from engine.sampling.sampler import Sampler, SamplingParams
 from tests.tiers import few
 
 N_CTX = 40

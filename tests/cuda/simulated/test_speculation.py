@@ -19,9 +19,9 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.cuda.runtime.steps import DeviceSteps
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.models.base import Model
 from engine.models.config import DeltaNetConfig
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative import loop
 from engine.speculative.params import SpeculationParams
 from engine.speculative.run import Run, follow

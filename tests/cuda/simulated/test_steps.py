@@ -20,9 +20,9 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.cache.types import F16
 from engine.cuda import backend, sample
 from engine.cuda.runtime.compiler import Specialization
-from engine.decode.sampler import Sampler, SamplingParams
 from engine.gguf.quants import FORMATS
 from engine.ops.weight import Weight
+from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams

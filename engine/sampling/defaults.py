@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from engine.checks import described
-from engine.decode.chain import ORDER, ORDERS
-from engine.decode.params import SamplingParams
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
+from engine.sampling.chain import ORDER, ORDERS
+from engine.sampling.params import SamplingParams
 
 PREFIX = "general.sampling."
 

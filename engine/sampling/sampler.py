@@ -23,13 +23,13 @@ from engine.checks import described
 from engine.compile.jobs import Job, noted
 from engine.cpu import dry, xtc
 from engine.cpu import sample as kernels
-from engine.decode.finite import not_finite
-from engine.decode.params import LogitsProcessor, SamplingParams
-from engine.decode.processors import processed
-from engine.decode.token_logprob import TokenLogprob
 from engine.errors import NoToken, UsageError
 from engine.grammar.matcher import Matcher
 from engine.numerics import log
+from engine.sampling.finite import not_finite
+from engine.sampling.params import LogitsProcessor, SamplingParams
+from engine.sampling.processors import processed
+from engine.sampling.token_logprob import TokenLogprob
 from engine.text.tokenizer import Tokenizer
 
 # Below this, logit / temperature may overflow; it is far below the point where noise could change the result.

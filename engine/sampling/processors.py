@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.decode.params import LogitsProcessor
 from engine.errors import UsageError
+from engine.sampling.params import LogitsProcessor
 
 
 def processed(
