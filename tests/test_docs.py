@@ -4,7 +4,7 @@ import ast
 import doctest
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -257,6 +257,43 @@ def test_messages_are_those_of_the_source() -> None:
 
     missing = [part for part in words if not is_there(part)]
     assert not missing, missing
+
+
+# --- glossary --------------------------------------------------------------------------------------------------
+
+
+def terms(text: str) -> Iterator[str]:
+    """The terms of a glossary: the lines that are not indented.  An entry may have several."""
+    (block,) = re.findall(r"^```{glossary}\n(.*?)^```$", text, re.M | re.S)
+    yield from (line.strip() for line in block.splitlines() if line and not line.startswith(" "))
+
+
+def unused(terms: Iterable[str], texts: Iterable[str]) -> list[str]:
+    """The terms that no text contains, in the singular or the plural.  ``RunningBatch`` and ``running_batch`` contain
+    "running batch"."""
+
+    def words(text: str) -> str:
+        return " ".join(["", *re.findall(r"[^\W_]+", text), ""]).lower()
+
+    plain = "".join(words(text) + words(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)) for text in texts)
+    return [term for term in terms if not any(form in plain for form in (words(term), words(f"{term}s")))]
+
+
+def test_every_term_of_the_glossary_is_used() -> None:
+    glossary = DOCS / "glossary.md"
+    found = list(terms(glossary.read_text(encoding="utf-8")))
+    assert len(found) > 100
+    assert len(set(found)) == len(found)
+    sources = [*(page for page in CHAPTERS if page != glossary), *(REPOSITORY / "engine").rglob("*.py")]
+    assert unused(found, (path.read_text(encoding="utf-8") for path in sources)) == []
+
+
+def test_terms_that_are_not_used_are_found() -> None:
+    glossary = (
+        "# G\n\n```{glossary}\npage table\n  An array.\n\nrunning batch\n  Rows.\n\ncompany\nslot\n  A place.\n```\n"
+    )
+    source = "class RunningBatch:\n    page_tables = accompany = 0  # its slots"
+    assert unused(terms(glossary), [source]) == ["company"]
 
 
 # --- examples --------------------------------------------------------------------------------------------------
