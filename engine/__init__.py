@@ -68,7 +68,7 @@ _HOMES = {
     "SamplingParams": "sampling_params",
     "Stream": "stream",
     "Timings": "decode.timings",
-    "TokenLogprob": "decode.token_logprob",
+    "TokenLogprob": "sampling.token_logprob",
     "Options": "options",
     "ChatOptions": "options",
     "ToolCall": "tools.call",
