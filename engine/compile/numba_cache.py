@@ -20,7 +20,7 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from engine.compile import cache as kernel_cache
-from engine.compile import symbols
+from engine.compile import interrupts, symbols
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -60,7 +60,8 @@ class KernelCache(caching.FunctionCache):
         data = kernel_cache.read("cpu", self.file(sig, target_context.codegen()))
         if data is None:
             return None
-        return compiler.CompileResult._rebuild(target_context, *pickle.loads(data))
+        with interrupts.deferred():
+            return compiler.CompileResult._rebuild(target_context, *pickle.loads(data))
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Store a compiled function, unless it refers to addresses of this process."""
