@@ -1,7 +1,7 @@
 """Arrays, values and matrices as models see them, and the rows of a pass.
 
 A model never looks inside these objects.  It knows their shapes, slices arrays by row, and passes the objects from one
-operation to the next (``engine/ops/operations.py``).
+operation to the next (``engine/ops/arithmetic.py``).
 """
 
 from dataclasses import dataclass

@@ -12,6 +12,7 @@ import numpy as np
 from engine import state
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job
+from engine.decode.device import can_sample
 from engine.decode.request import Request
 from engine.decode.scheduler import POLL_SECONDS, Scheduler
 from engine.locking import in_turn
@@ -78,7 +79,7 @@ class Context(Reader):
         finally:
             self.reset()
         for params in CHOICES:
-            if not self.model.ops.can_sample(params):
+            if not can_sample(self.model.ops, params):
                 Sampler(params, self.config.n_vocab).warm_up()
 
     # --- generation --------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Context(Reader):
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
         device."""
-        return self.model.ops.can_sample(sampler.params)
+        return can_sample(self.model.ops, sampler.params)
 
     # --- memory ------------------------------------------------------------------------------------------------
 

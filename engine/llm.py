@@ -14,7 +14,7 @@ from engine.gguf.file import GGUF
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
-from engine.ops.operations import Progress
+from engine.ops.memory import Progress
 from engine.sampling.defaults import sampling_defaults
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft

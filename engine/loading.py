@@ -31,7 +31,8 @@ from engine.models.registry import (
     with_rounding,
     without_mtp,
 )
-from engine.ops.operations import Ops, Progress
+from engine.ops.memory import Progress
+from engine.ops.operations import Ops
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX

@@ -21,7 +21,7 @@ from engine.errors import ContextError
 from engine.gguf.file import read_gguf
 from engine.memory import Memory
 from engine.models.traffic import weight_bytes_per_token
-from engine.ops.operations import DeviceMemory
+from engine.ops.device import DeviceMemory
 from engine.sampling.defaults import sampling_defaults
 from engine.sampling.token_logprob import TokenLogprob
 from engine.speculative.params import SpeculationParams

@@ -1,4 +1,4 @@
-"""Both backends have the operations of ``engine/ops/operations.py``, with the same parameters, names and defaults."""
+"""Both backends have the operations of ``engine/ops``, with the same parameters, names and defaults."""
 
 import inspect
 from collections.abc import Callable
@@ -28,7 +28,7 @@ BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
     | {"rope", "slots_of"}
     | {"compute", "do", "empty", "flush", "record", "run_program"},
-    "cuda": {"capture", "plan", "record", "start"},
+    "cuda": {"can_sample", "capture", "plan", "record", "start", "steps"},
 }
 """Public methods that only one backend has."""
 

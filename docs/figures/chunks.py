@@ -11,7 +11,7 @@ from engine.cpu.attention import attend, join, readers, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS
 from engine.models.config import AttentionConfig
-from engine.ops.operations import Observation
+from engine.ops.observation import Observation
 
 if TYPE_CHECKING:
     from docs.figures.style import Page

@@ -30,7 +30,7 @@ Zeros = Callable[[tuple[int, ...], DTypeLike], Any]
 """Allocates zeroed memory on a backend."""
 
 Store = Callable[[Any, int, np.ndarray], None]
-"""``store(target, first, rows)`` writes rows of an array of a backend (``engine.ops.operations.Operations.store``)."""
+"""``store(target, first, rows)`` writes rows of an array of a backend (``engine.ops.memory.MemoryOperations.store``)."""
 
 
 class NoPages(ContextError):

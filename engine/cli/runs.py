@@ -56,14 +56,15 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
     else each token is one forward pass with its logits."""
+    from engine.decode.device import device_steps
     from engine.sampling.sampler import Sampler, SamplingParams
     from engine.speculative.run import Run, follow
 
     first = llm.sequence.length
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
-    if llm.can_sample(greedy):
+    if (steps := device_steps(llm.model, greedy.params)) is not None:
         history = np.resize(tokens, first + 1).tolist()
-        for _ in follow(llm.model.ops.steps(llm.model), Run(llm.sequence, greedy, history, tokens.size)):
+        for _ in follow(steps, Run(llm.sequence, greedy, history, tokens.size)):
             pass
         return
     for i in range(tokens.size):

@@ -140,6 +140,7 @@ class Sweep:
 def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -> tuple[list[int], float]:
     """The ``n`` likeliest tokens after ``known``, of which the cache holds all but the last, and the share of drafts that was
     kept."""
+    from engine.decode.device import device_steps
     from engine.sampling.sampler import Sampler, SamplingParams
     from engine.speculative.loop import Speculation
     from engine.speculative.run import Run, follow
@@ -148,7 +149,7 @@ def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     model = llm.model
     speculation = Speculation(params, greedy, llm.draft, llm.n_bytes_read) if params.enabled else None
-    steps: Steps = model.ops.steps(model) if llm.can_sample(greedy) else HostSteps(model)
+    steps: Steps = device_steps(model, greedy.params) or HostSteps(model)
     tokens = [token for token, _ in follow(steps, Run(llm.sequence, greedy, known, n, speculation, params))]
     return tokens, speculation.statistics.acceptance if speculation is not None else 0.0
 

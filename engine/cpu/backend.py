@@ -28,10 +28,12 @@ from engine.errors import UsageError
 from engine.gguf.pages import give_back, read_soon
 from engine.machine.cores import available_cores
 from engine.machine.memory import available_memory
-from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observer, Progress
+from engine.ops.device import DeviceMemory, DeviceOperations
+from engine.ops.executor import Forward
+from engine.ops.memory import Progress
+from engine.ops.model import AnyModel
+from engine.ops.observation import Observer
 from engine.ops.weight import Weight
-from engine.sampling.sampler import SamplingParams
-from engine.speculative.steps import HostSteps, Steps
 
 BATCH_SIZE = 128
 """The default number of rows of a pass that reads a prompt; more rows are not faster."""
@@ -83,15 +85,15 @@ class Backend(LatentOperations):
         """Bytes per second of a plain read of memory with ``n_threads`` threads; measured once per process."""
         return bandwidth.machine_bandwidth(self.n_threads)
 
-    def shares_memory_with(self, other: AnyOperations) -> bool:
+    def shares_memory_with(self, other: DeviceOperations) -> bool:
         """Whether the other backend also computes on the CPU."""
         return isinstance(other, Backend)
 
-    def can_reach(self, other: AnyOperations) -> bool:
+    def can_reach(self, other: DeviceOperations) -> bool:
         """Whether the other backend also computes on the CPU."""
         return isinstance(other, Backend)
 
-    def reach(self, other: AnyOperations) -> None:
+    def reach(self, other: DeviceOperations) -> None:
         """Do nothing: all backends for which ``can_reach`` is true share host memory."""
 
     # --- memory ------------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ class Backend(LatentOperations):
         since passes are not split."""
         return min(left, self.max_rows)
 
-    def jobs(self, model: Decoder[np.ndarray]) -> list[Job]:
+    def jobs(self, model: AnyModel[np.ndarray]) -> list[Job]:
         """A compile job for every kernel that passes of a model call, with one token or with more."""
         rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)
         programs = [self._plans.record(model.compute, n, n).program for n in rows]
@@ -228,7 +230,7 @@ class Backend(LatentOperations):
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())
         return [*entries, *team_jobs()]
 
-    def warm_up(self, model: Decoder[np.ndarray]) -> None:
+    def warm_up(self, model: AnyModel[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
         if model.drafter is not None:
@@ -244,11 +246,3 @@ class Backend(LatentOperations):
     def observe(self, observer: Observer[np.ndarray] | None) -> None:
         """Call ``observer`` with the values "query" and "convolved" of all further operations; None: stop."""
         self._observer = observer
-
-    def can_sample(self, params: SamplingParams) -> bool:
-        """False: the logits are on the host, where the sampler runs."""
-        return False
-
-    def steps(self, model: Decoder[np.ndarray]) -> Steps:
-        """Steps of ``model`` whose tokens are chosen on the host."""
-        return HostSteps(model)

@@ -11,7 +11,7 @@ from engine.cache.types import BLOCK, CacheType
 from engine.cpu import attention, integer_attention, integer_cache, quantized_cache
 from engine.cpu.runtime.program import TILE_NS
 from engine.cpu.runtime.recorder import Recorder
-from engine.ops.operations import Observation, Observer
+from engine.ops.observation import Observation, Observer
 
 f32 = np.float32
 

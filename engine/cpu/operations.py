@@ -55,7 +55,7 @@ Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class PassOperations(CompressedOperations):
-    """The operations that forward passes are written against (``engine/ops/operations.py``)."""
+    """The operations that forward passes are written against (``engine/ops/arithmetic.py``)."""
 
     def __init__(self, n_threads: int) -> None:
         super().__init__(n_threads)

@@ -53,10 +53,14 @@ from engine.limits import STEP_ROWS
 from engine.machine.memory import available_memory
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
+from engine.ops.device import DeviceMemory, DeviceOperations
+from engine.ops.executor import Forward
 from engine.ops.experts import Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
-from engine.ops.operations import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
+from engine.ops.memory import Progress
+from engine.ops.model import AnyModel
+from engine.ops.observation import Observation, Observer
 from engine.ops.weight import Weight
 from engine.sampling.sampler import SamplingParams
 from engine.speculative.steps import Steps
@@ -98,7 +102,7 @@ class Backend(CompressedOperations):
         self._steps: DeviceSteps | None = None
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
-        self._needed: dict[Decoder[Tensor], list[Specialization]] = {}
+        self._needed: dict[AnyModel[Tensor], list[Specialization]] = {}
         #: The pass of many rows that has begun last: its memory is in use until it has ended.
         self._split: SplitPlan | None = None
         self._inputs, self._wide_inputs = self.inputs(), self.inputs()
@@ -129,15 +133,15 @@ class Backend(CompressedOperations):
         """Bytes per second of a plain read of the GPU's memory; measured once, which takes a few milliseconds."""
         return bandwidth.device_bandwidth(self.device)
 
-    def shares_memory_with(self, other: AnyOperations) -> bool:
+    def shares_memory_with(self, other: DeviceOperations) -> bool:
         """Whether the other backend uses the same device object, and so the same memory and queue."""
         return isinstance(other, Backend) and other.device is self.device
 
-    def can_reach(self, other: AnyOperations) -> bool:
+    def can_reach(self, other: DeviceOperations) -> bool:
         """Whether the other backend computes on a GPU."""
         return isinstance(other, Backend)
 
-    def reach(self, other: AnyOperations) -> None:
+    def reach(self, other: DeviceOperations) -> None:
         """Let kernels of this GPU read and write the memory of another.  Raises DeviceError if the two are not connected."""
         assert isinstance(other, Backend)
         self.device.reach(other.device)
@@ -314,13 +318,14 @@ class Backend(CompressedOperations):
         tokens, positions and slots, None: the backend's own; mixed: see :class:`engine.arrays.Batch`."""
         return self.plans.plan(forward, self._place(rows, inputs), rows, n_logits, self.max_rows, mixed)
 
-    def jobs(self, model: Decoder[Tensor]) -> list[Job]:
+    def jobs(self, model: AnyModel[Tensor]) -> list[Job]:
         """A compile job for every kernel that the passes of a model and the choice of tokens use."""
         drafts = model.drafter.ops if model.drafter is not None else self
+        assert isinstance(drafts, Backend)
         jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
         return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts._drafting(model)]
 
-    def _kernels(self, model: Decoder[Tensor]) -> list[Specialization]:
+    def _kernels(self, model: AnyModel[Tensor]) -> list[Specialization]:
         if model in self._needed:
             return self._needed[model]
         kernels: dict[Specialization, None] = {}
@@ -344,21 +349,23 @@ class Backend(CompressedOperations):
         kernels.update(dict.fromkeys(drafting_kernels()))
         return self._needed.setdefault(model, list(kernels))
 
-    def _drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
+    def _drafting(self, model: AnyModel[Tensor]) -> list[Specialization]:
         """The kernels of the drafter of a model, which may be on another GPU than the model."""
         if model.drafter is None:
             return []
         plan = self.record(partial(model.drafter.compute, self._inputs.part(slice(1)), 1))
         return list(dict.fromkeys(launch.kernel for launch in plan.launches))
 
-    def warm_up(self, model: Decoder[Tensor]) -> None:
+    def warm_up(self, model: AnyModel[Tensor]) -> None:
         """Load every kernel that a model's passes use, and record the pass of one token; kernels that are not compiled yet
         are compiled."""
         for kernel in self._kernels(model):
             self.device.load(kernel)
         if model.drafter is not None:
-            for kernel in model.drafter.ops._drafting(model):
-                model.drafter.ops.device.load(kernel)
+            drafts = model.drafter.ops
+            assert isinstance(drafts, Backend)
+            for kernel in drafts._drafting(model):
+                drafts.device.load(kernel)
         self.plan(model.compute, 1, 1)
         most = min(self.max_rows, model.cache.n_ctx)
         if most == self.max_rows >= FEW_ROWS:
@@ -398,7 +405,7 @@ class Backend(CompressedOperations):
         """Whether ``steps`` can choose tokens with these parameters."""
         return sample.supported(params)
 
-    def steps(self, model: Decoder[Tensor]) -> Steps:
+    def steps(self, model: AnyModel[Tensor]) -> Steps:
         """Steps of ``model`` whose tokens the device chooses.  Answers may take part for which ``can_sample`` is true."""
         if self._steps is None:
             self._steps = DeviceSteps(self, model)

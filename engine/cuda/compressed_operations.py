@@ -1,6 +1,6 @@
 """The operations of hyper-connections and of attention over compressed rows on a GPU.
 
-Shapes are described in ``engine/ops/operations.py``; the recording in ``engine/cuda/backend.py``.
+Shapes are described in ``engine/ops/arithmetic.py``; the recording in ``engine/cuda/backend.py``.
 """
 
 import numpy as np

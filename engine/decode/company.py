@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from engine.decode.device import device_steps
 from engine.decode.groups import adapts
 from engine.decode.reader import Reader
 from engine.decode.request import Request
@@ -112,14 +113,13 @@ class Company:
 
     def _steps_of(self, request: Request, run: Run) -> Steps:
         """What computes the steps of an answer: the device, unless it cannot choose its tokens."""
-        ops = self.model.ops
         # What drafts are drawn from takes a grammar into account, and the host draws them.
         on_host = request.with_logits or run.params.sequential or (request.masked and not adapts(request))
-        if on_host or not ops.can_sample(run.sampler.params):
+        steps = None if on_host else device_steps(self.model, run.sampler.params)
+        if steps is None:
             return self.host
-        if self._device is None:
-            self._device = ops.steps(self.model)
-        return self._device
+        self._device = steps
+        return steps
 
     def finish(self, request: Request) -> None:
         """End an answer that has all of its tokens."""

@@ -17,7 +17,9 @@ from engine.gguf.file import GGUF
 from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring
-from engine.ops.operations import Drafter, Ops, SplitPass
+from engine.ops.executor import SplitPass
+from engine.ops.model import Drafter
+from engine.ops.operations import Ops
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
 """Sequences, each with the tokens that a pass reads of it."""

@@ -11,7 +11,7 @@ from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.errors import ModelError, NotFinite, NoToken
-from engine.ops.operations import Forward
+from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal

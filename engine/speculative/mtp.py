@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.ops.operations import Drafter
+from engine.ops.model import Drafter
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal

@@ -49,7 +49,7 @@ class DeviceDraft(Protocol):
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """A pass (``engine.ops.operations.Forward``)."""
+        """A pass (``engine.ops.executor.Forward``)."""
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """The sampler that draws its tokens when ``sampler`` draws the target's."""

@@ -28,7 +28,7 @@ from engine.errors import DeviceError
 from engine.limits import STEP_ROWS
 from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
-from engine.ops.operations import Observation
+from engine.ops.observation import Observation
 from engine.ops.weight import Weight
 from engine.verify import latents
 from engine.verify.layout import (

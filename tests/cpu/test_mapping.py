@@ -11,7 +11,7 @@ import engine
 from engine.cpu import mapping
 from engine.cpu.mapping import HUGE, give_back, mapped, merged, resume
 from engine.cpu.runtime.pool import Pool
-from engine.ops.operations import DeviceMemory
+from engine.ops.device import DeviceMemory
 
 PAGEMAP = Path("/proc/self/pagemap")
 

@@ -8,7 +8,7 @@ from engine.arrays import Batch
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.recorder import Recorder
 from engine.limits import STEP_ROWS
-from engine.ops.operations import Forward
+from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
 """The number of wide passes that are kept.  Only the latest are kept, because prompts differ in length."""

@@ -8,7 +8,7 @@ from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
 from engine.limits import STEP_ROWS
-from engine.ops.operations import Forward
+from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
 """The number of wide passes that are kept in addition to those with a usual number of rows.  Only the latest are kept,

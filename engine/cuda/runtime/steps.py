@@ -35,7 +35,9 @@ from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
-from engine.ops.operations import AnyOperations, Decoder, Forward
+from engine.ops.device import DeviceOperations
+from engine.ops.executor import Forward
+from engine.ops.model import AnyModel
 from engine.sampling.sampler import Sampler
 from engine.speculative.proposal import DeviceDraft
 from engine.speculative.steps import Answering, ModelSteps, Ride, Step
@@ -84,7 +86,7 @@ class GraphOperations(Protocol):
     def start(self, plan: Plan) -> None:
         """Start its kernels one by one."""
 
-    def shares_memory_with(self, other: AnyOperations) -> bool:
+    def shares_memory_with(self, other: DeviceOperations) -> bool:
         """Whether the other backend uses the same device object, and so the same memory and queue."""
 
 
@@ -142,9 +144,9 @@ class DeviceSteps(ModelSteps):
     ahead = AHEAD
     ahead_drafted = AHEAD_DRAFTED
 
-    _model: Decoder[Tensor]
+    _model: AnyModel[Tensor]
 
-    def __init__(self, ops: GraphOperations, model: Decoder[Tensor]) -> None:
+    def __init__(self, ops: GraphOperations, model: AnyModel[Tensor]) -> None:
         self._ops = ops
         self._device = ops.device
         self._model = model
