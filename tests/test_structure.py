@@ -1,6 +1,7 @@
 """The shape of the package: no import runs in a circle, and every room is described by a sentence."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.conftest import REPOSITORY
@@ -66,6 +67,49 @@ def test_no_import_runs_in_a_circle() -> None:
     graph = {name: imports(name) for name in MODULES if name != API}
     assert sum(map(len, graph.values())) > 300
     assert list(circles(graph)) == []
+
+
+def room(module: str) -> str:
+    """The folder of the package that a module lies in, or the module itself if it lies in none."""
+    return module.split(".")[1]
+
+
+def rooms() -> dict[str, set[str]]:
+    """The rooms that each room imports."""
+    graph: dict[str, set[str]] = {room(name): set() for name in MODULES if name != API}
+    for name in MODULES:
+        if name != API:
+            graph[room(name)] |= {room(module) for module in imports(name)} - {room(name)}
+    return graph
+
+
+def test_no_import_between_rooms_runs_in_a_circle() -> None:
+    graph = rooms()
+    assert len(graph) > 30
+    assert list(circles(graph)) == []
+
+
+def test_a_room_stands_on_those_above_it_in_the_book() -> None:
+    text = (REPOSITORY / "docs" / "structure.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```text\n(machine\n.*?)^```", text, re.M | re.S)
+    graph, folders = rooms(), {room(name) for name, path in MODULES.items() if name != API and name.count(".") > 1}
+    seen: set[str] = set()
+    for line in block.splitlines():
+        names = line.split()
+        for name in names:
+            assert graph[name] & folders <= seen, f"{name} imports a room that the book does not list above it"
+        seen |= set(names)
+    assert seen == folders
+
+
+def test_a_backend_knows_no_model_and_no_sampler() -> None:
+    graph = rooms()
+    assert "models" not in graph["cpu"] | graph["cuda"] | graph["ops"]
+    assert not {"sampling", "speculative", "decode"} & (graph["cpu"] | graph["ops"] | graph["models"])
+
+
+def test_only_commands_know_the_command_line() -> None:
+    assert {name for name, others in rooms().items() if "cli" in others} == {"bench", "parity", "run", "serve"}
 
 
 def test_what_keeps_memory_does_not_know_of_drafting() -> None:
