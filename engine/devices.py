@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     # At run time this module is imported before the folder of compiled kernels is chosen.
     import numpy as np
 
-    from engine.cpu.operations import Matrix
+    from engine.cpu.products.repack import Matrix
     from engine.cuda.runtime.device import Device
     from engine.cuda.runtime.tensor import DeviceWeight, Tensor
     from engine.cuda.runtime.values import Deferred

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.backend import Backend
-from engine.cpu.operations import Matrix
+from engine.cpu.products.repack import Matrix
 from engine.ops.experts import Experts
 from engine.ops.weight import Weight
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.arrays import Batch
 from engine.cpu import backend as cpu
-from engine.cpu.operations import Matrix
+from engine.cpu.products.repack import Matrix
 from engine.errors import ModelError
 from engine.numerics import ACTIVATIONS
 from engine.ops.activation import KINDS, Activation
@@ -43,10 +43,13 @@ def backend(name: str) -> Any:
 
 
 def members(owner: type) -> dict[str, Any]:
-    """Public methods and properties, including those of base classes."""
+    """Public methods and properties, including those of base classes, but not what a backend inherits from the protocols:
+    these describe operations and do nothing."""
+    protocols = Operations.__mro__ if owner is not Operations else ()
     return {
         name: member
         for base in reversed(owner.__mro__)
+        if base not in protocols
         for name, member in vars(base).items()
         if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
     }
@@ -72,6 +75,16 @@ def test_every_operation_is_described() -> None:
     for name, member in members(Operations).items():
         text = inspect.getdoc(member) or ""
         assert len(text) > 20 and not text.startswith(("The same", "As ")), name
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_backend_describes_only_what_is_special_to_it(name: str) -> None:
+    for member, found in members(backend(name)).items():
+        assert inspect.getdoc(found), f"help() says nothing about {member}"
+        own = (found.fget if isinstance(found, property) else found).__doc__
+        protocol = members(Operations).get(member)
+        assert own is None or protocol is None or own.split() != (protocol.__doc__ or "").split(), member
+    assert "residual + (x @ weight^T + bias)" in (inspect.getdoc(backend(name).matmul_add) or "")
 
 
 def test_some_rows_of_a_pass() -> None:

@@ -16,9 +16,8 @@ from engine.checks import described
 from engine.compile.jobs import Job
 from engine.cpu import bandwidth, mapping
 from engine.cpu.latent_operations import LatentOperations
-from engine.cpu.operations import Matrix
 from engine.cpu.products.matmul import FEW
-from engine.cpu.products.repack import Records, arguments_of, empty_records, repack
+from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, repack
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import aligned
@@ -33,13 +32,14 @@ from engine.ops.executor import Forward
 from engine.ops.memory import Progress
 from engine.ops.model import AnyModel
 from engine.ops.observation import Observer
+from engine.ops.operations import Operations
 from engine.ops.weight import Weight
 
 BATCH_SIZE = 128
 """The default number of rows of a pass that reads a prompt; more rows are not faster."""
 
 
-class Backend(LatentOperations):
+class Backend(LatentOperations, Operations[np.ndarray, np.ndarray, Matrix]):
     """Operations on ``n_threads`` threads (0: one per available core).  The bits do not depend on the number of threads."""
 
     name = "cpu"
@@ -69,7 +69,6 @@ class Backend(LatentOperations):
 
     @property
     def label(self) -> str:
-        """The name of the device in reports: "cpu"."""
         return "cpu"
 
     @property
@@ -78,7 +77,6 @@ class Backend(LatentOperations):
         return ""
 
     def device_memory(self) -> DeviceMemory | None:
-        """None: weights and caches are in host memory."""
         return None
 
     def bandwidth(self) -> float:
@@ -112,7 +110,6 @@ class Backend(LatentOperations):
         self._loading, self._progress = True, progress
 
     def load_jobs(self) -> list[Job]:
-        """A compile job for every kernel that ``loaded`` uses."""
         return [*dict.fromkeys(entry_of(repack, arguments_of(*pair)) for pair in self._empty), *team_jobs()]
 
     def loaded(self) -> None:
@@ -159,7 +156,6 @@ class Backend(LatentOperations):
         return aligned(n_bytes, zeroed=True).view(dtype).reshape(shape)
 
     def buffer_bytes(self) -> int:
-        """Bytes of intermediate results."""
         return self._pool.n_bytes
 
     def rest(self, cache: KVCache) -> None:
@@ -183,7 +179,6 @@ class Backend(LatentOperations):
         self._pool.resume()
 
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
-        """target[first : first + len(rows)] = rows."""
         target[first : first + rows.shape[0]] = rows
 
     def download(self, array: np.ndarray) -> np.ndarray:
@@ -222,7 +217,6 @@ class Backend(LatentOperations):
         return min(left, self.max_rows)
 
     def jobs(self, model: AnyModel[np.ndarray]) -> list[Job]:
-        """A compile job for every kernel that passes of a model call, with one token or with more."""
         rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)
         programs = [self._plans.record(model.compute, n, n).program for n in rows]
         if model.drafter is not None:
@@ -244,5 +238,4 @@ class Backend(LatentOperations):
             self._plans.forget(range(2, FEW + 1))
 
     def observe(self, observer: Observer[np.ndarray] | None) -> None:
-        """Call ``observer`` with the values "query" and "convolved" of all further operations; None: stop."""
         self._observer = observer

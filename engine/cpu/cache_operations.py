@@ -1,6 +1,6 @@
 """The operations on a key-value cache of the CPU: storing keys and values, and attention over them.
 
-Shapes and times are described in ``engine/cpu/operations.py``.
+``engine/ops/arithmetic.py`` describes the operations, ``engine/cpu/operations.py`` the times of items.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The operations of hyper-connections and of attention over compressed rows on the CPU.
 
-Shapes and times are described in ``engine/cpu/operations.py``.
+``engine/ops/arithmetic.py`` describes the operations, ``engine/cpu/operations.py`` the times of items.
 """
 
 import numpy as np
@@ -10,6 +10,8 @@ from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.types import CHUNK
 from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cpu.cache_operations import CacheOperations
+from engine.cpu.products.repack import Matrix
+from engine.ops.arithmetic import Arithmetic
 from engine.ops.compressor import Compressor
 
 f32 = np.float32
@@ -18,13 +20,12 @@ _NO_WEIGHTS = np.zeros(0, f32)
 _NO_ROWS = {np.dtype(kind): np.zeros((0, CHUNK, 0), kind) for kind in (np.float32, np.uint16)}
 
 
-class CompressedOperations(CacheOperations):
+class CompressedOperations(CacheOperations, Arithmetic[np.ndarray, np.ndarray, Matrix]):
     """What DeepSeek-V4 needs besides the operations of other models."""
 
     # --- hyper-connections -------------------------------------------------------------------------------------
 
     def repeat(self, x: np.ndarray, n: int) -> np.ndarray:
-        """Each row of x [rows, width], n times: float32 [rows, n * width]."""
         out = self.empty((x.shape[0], n * x.shape[1]))
         self.do(hyper.repeat, x, n, out, items=x.shape[0], ns=0.1 * out.shape[1])
         return out
@@ -32,23 +33,18 @@ class CompressedOperations(CacheOperations):
     def stream_weights(
         self, m: np.ndarray, scale: np.ndarray, base: np.ndarray, epsilon: float, rounds: int
     ) -> np.ndarray:
-        """The weights of hyper-connections: m float32 [rows, 24], base [24], scale [3]; or [rows, 4], [4], [1] for the
-        weights of ``collapse`` only; float32 like m."""
         out = self.empty(m.shape)
         given = m, scale, base, f32(epsilon), rounds, out
         self.do(hyper.stream_weights, *given, items=m.shape[0], ns=100.0 + 50.0 * rounds)
         return out
 
     def collapse(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """The weighted sum of streams: x [rows, 4 n], weights [rows, 4 or more]; float32 [rows, n]."""
         n = x.shape[1] // hyper.STREAMS
         out = self.empty((x.shape[0], n))
         self.do(hyper.collapse, x, weights, out, items=x.shape[0], ns=0.5 * n)
         return out
 
     def expand(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """The streams after a sub-layer: x [rows, 4 n] before it, y [rows, n] its output, weights [rows, 24]; float32 [rows,
-        4 n]."""
         out = self.empty(x.shape)
         self.do(hyper.expand, x, y, weights, out, items=x.shape[0], ns=0.5 * x.shape[1])
         return out
@@ -65,8 +61,6 @@ class CompressedOperations(CacheOperations):
         eps: float = 0.0,
         inverse: bool = False,
     ) -> np.ndarray:
-        """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
-        position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
         rows, d = x.shape[0], x.shape[1] // n_head
         out = self.empty(x.shape)
         heads = x.reshape(rows, n_head, d), out.reshape(rows, n_head, d)
@@ -75,7 +69,6 @@ class CompressedOperations(CacheOperations):
         return out
 
     def keep_latents(self, x: np.ndarray, memory: CompressedCache[np.ndarray], batch: Batch[np.ndarray]) -> None:
-        """Store latents x [rows, d] at the rows' positions."""
         given = x, batch.positions, self.slots_of(batch), memory.table, memory.latents
         self.do(compressed_attention.append, *given, items=x.shape[0], ns=1.0 * x.shape[1])
 
@@ -89,8 +82,6 @@ class CompressedOperations(CacheOperations):
         table: np.ndarray,
         transposed: bool = False,
     ) -> None:
-        """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
-        [rows, overlap * d].  ``transposed``: the rows are keys of an indexer."""
         rows, width = values.shape
         of_rows = batch.positions, self.slots_of(batch)
         given = values, scores, law.ape, law.norm, f32(law.eps), *of_rows, table, blocks.pending
@@ -100,13 +91,9 @@ class CompressedOperations(CacheOperations):
         self.do(compressor.keep, *kept, items=rows, ns=0.2 * width)
 
     def round_latents(self, x: np.ndarray, n_rot: int) -> np.ndarray:
-        """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
-        of two, then everything to float16: float32 [rows, d]."""
         return self._rounded(x, 1, n_rot, False)
 
     def round_queries(self, q: np.ndarray, n_head: int) -> np.ndarray:
-        """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
-        32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
         return self._rounded(q, n_head, 0, True)
 
     def _rounded(self, x: np.ndarray, n_head: int, n_rot: int, four: bool) -> np.ndarray:
@@ -118,8 +105,6 @@ class CompressedOperations(CacheOperations):
     def round_rows(
         self, blocks: Blocks[np.ndarray], ratio: int, n_rot: int, batch: Batch[np.ndarray], transposed: bool = False
     ) -> None:
-        """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
-        ``transposed``, in place: blocks.rows float32."""
         d = blocks.rows.shape[1 if transposed else 2]
         given = batch.positions, self.slots_of(batch), ratio, n_rot, transposed, blocks.table, blocks.rows
         self.do(rounding.round_rows, *given, items=batch.rows, ns=5.0 * d / ratio)
@@ -134,9 +119,6 @@ class CompressedOperations(CacheOperations):
         keys: Blocks[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> np.ndarray:
-        """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
-        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
-        fewer."""
         rows, n_head = weights.shape
         chunks, d = keys.table.shape[1], q.shape[1] // n_head
         scores, chosen = self.empty((rows, chunks * CHUNK)), self.empty((rows, top_k), np.int32)
@@ -159,9 +141,6 @@ class CompressedOperations(CacheOperations):
         ratio: int,
         chosen: np.ndarray | None,
     ) -> np.ndarray:
-        """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
-        the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
-        the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
         rows, d, n_head = q.shape[0], memory.latents.shape[2], sinks.size
         heads = q.reshape(rows, n_head, d)
         self._tell("query", heads)

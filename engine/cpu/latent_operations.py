@@ -1,6 +1,6 @@
 """The operations of latent attention on the CPU.
 
-Shapes and times are described in ``engine/cpu/operations.py``.
+``engine/ops/arithmetic.py`` describes the operations, ``engine/cpu/operations.py`` the times of items.
 """
 
 import functools
@@ -12,7 +12,8 @@ from engine.arrays import Batch
 from engine.cache.latent import LatentCache
 from engine.cache.types import CHUNK, GROUP
 from engine.cpu import latent_attention, rope
-from engine.cpu.operations import Matrix, Pairs, PassOperations
+from engine.cpu.operations import Pairs, PassOperations
+from engine.cpu.products.repack import Matrix
 from engine.cpu.runtime.pool import aligned
 from engine.limits import STEP_ROWS
 from engine.ops.latent import Latent
@@ -63,8 +64,6 @@ class LatentOperations(PassOperations):
         cache: LatentCache[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> np.ndarray:
-        """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
-        n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
         self.remember_latent(latent, c, k_rope, cache, batch)
         rows, n_head = batch.rows, latent.n_head
         queries = self.latent_queries(latent, q, q_rope, batch)
@@ -83,7 +82,6 @@ class LatentOperations(PassOperations):
         cache: LatentCache[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> None:
-        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
         k = self._rotate(k_rope.reshape(batch.rows, 1, -1), batch.positions, latent.table, False, False)
         rows = self._norm(c, latent.norm, latent.eps, True), k.reshape(batch.rows, -1)
         given = *rows, batch.positions, self.slots_of(batch), cache.table, cache.rows

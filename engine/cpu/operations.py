@@ -1,7 +1,7 @@
 """The operations of a pass on the CPU: which kernels compute them, on which items.
 
-Arrays are NumPy arrays.  Every method returns a new array unless documented as "in place"; shapes are [rows, ...].  Times of
-items, in nanoseconds, only decide how many items a thread takes at a time.
+``engine/ops/arithmetic.py`` describes the operations.  Arrays are NumPy arrays; an operation returns a new one unless it is
+described as "in place".  Times of items, in nanoseconds, only decide how many items a thread takes at a time.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,17 @@ from engine.cpu import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rop
 from engine.cpu.compressed_operations import CompressedOperations
 from engine.cpu.products import dense, matmul, quantize, router
 from engine.cpu.products import experts as mixture
-from engine.cpu.products.repack import Records
+from engine.cpu.products.repack import Matrix, Records
 from engine.cpu.simd import host
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
 from engine.ops.experts import GATINGS, Experts, Routing, present
 from engine.ops.heads import Heads
-from engine.ops.weight import Weight
 
 f32 = np.float32
 
 HOST = host()
 """The instruction set that kernels are made for."""
-
-Matrix = Records | Weight
-"""Quantized matrices are records of eight rows; those of float formats, and tables of which a pass reads only a few rows, are
-the mapped rows of the file."""
 
 
 class Pairs(NamedTuple):
@@ -64,7 +59,6 @@ class PassOperations(CompressedOperations):
     # --- embedding and products --------------------------------------------------------------------------------
 
     def embed(self, table: Matrix, tokens: np.ndarray, scale: float = 1.0) -> np.ndarray:
-        """Rows ``tokens`` int32 [rows] of the embedding, times scale: float32 [rows, n_embd]."""
         out = self.empty((tokens.size, table.columns))
         if isinstance(table, Records):
             kernel, data = embed.embed_records(table.format.name), table.data[0]
@@ -74,13 +68,11 @@ class PassOperations(CompressedOperations):
         return out
 
     def matmul(self, x: np.ndarray, *weights: Matrix) -> list[np.ndarray]:
-        """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each; x is quantized once per unit."""
         return self._products(x, _NOTHING, *weights)
 
     def matmul_add(
         self, residual: np.ndarray, x: np.ndarray, weight: Matrix, bias: np.ndarray | None = None
     ) -> np.ndarray:
-        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R]; float32 [rows, R]."""
         if bias is None:
             return self._products(x, residual, weight)[0]
         (y,) = self.matmul(x, weight)
@@ -117,7 +109,6 @@ class PassOperations(CompressedOperations):
         return q, d, s
 
     def add(self, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> np.ndarray:
-        """x + scale * y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
         if scale == 1.0:
             return self._add(x, y)
         z, n = self.empty(x.shape), x.shape[-1]
@@ -126,7 +117,6 @@ class PassOperations(CompressedOperations):
         return z
 
     def scale(self, x: np.ndarray, factor: float) -> np.ndarray:
-        """x * factor: float32 [rows, n], a new array."""
         z = self.empty(x.shape)
         self.do(add.scale, x.reshape(-1), f32(factor), z.reshape(-1), items=x.size, ns=0.1, multiple=64)
         return z
@@ -156,7 +146,6 @@ class PassOperations(CompressedOperations):
     def rms_norm_add(
         self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float, scale: float = 1.0
     ) -> np.ndarray:
-        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n]; float32 [rows, n]."""
         y, n = self.empty(x.shape), weight.size
         given = residual, x, weight, f32(eps), f32(scale), y
         self.do(rms_norm.rms_norm_add, *given, items=x.shape[0], ns=20 + 0.3 * n)
@@ -165,8 +154,6 @@ class PassOperations(CompressedOperations):
     def per_layer_inputs(
         self, m: np.ndarray, e: np.ndarray, weight: np.ndarray, scale: float, eps: float
     ) -> np.ndarray:
-        """The per-layer embeddings of the tokens (``engine/cpu/per_layer.py``): m, e [rows, layers * n], weight [n]; float32
-        [layers, rows, n]."""
         rows, n = m.shape[0], weight.size
         out = self.empty((m.shape[1] // n, rows, n))
         given = m, e, weight, f32(scale), f32(eps), out
@@ -174,20 +161,16 @@ class PassOperations(CompressedOperations):
         return out
 
     def activate(self, activation: Activation, gate: np.ndarray | None, up: np.ndarray) -> np.ndarray:
-        """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if
-        the activation has none."""
         y, gate = self.empty(up.shape), up if gate is None else gate
         given = gate.reshape(-1), up.reshape(-1), *map(f32, activation.numbers), y.reshape(-1)
         self.do(glu.activate(activation.kind), *given, items=y.size, ns=0.5, multiple=64)
         return y
 
     def softcap(self, x: np.ndarray, cap: float) -> np.ndarray:
-        """cap * tanh(x / cap), in place; returns x."""
         self.do(softcap.softcap, x.reshape(-1), f32(cap), items=x.size, ns=0.5, multiple=64)
         return x
 
     def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
-        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]; float32 [rows, n]."""
         y, n = self.empty(x.shape), weight.size
         given = x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), y.reshape(-1, n)
         self.do(delta_net.gated_norm, *given, items=x.size // n, ns=20 + 1.5 * n)
@@ -205,12 +188,6 @@ class PassOperations(CompressedOperations):
         batch: Batch[np.ndarray],
         table: np.ndarray | None,
     ) -> np.ndarray:
-        """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
-
-        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, q and k are rotated by
-        ``table``, unless that is None, and q is multiplied by factors of its positions.  If heads are gated, q is [rows,
-        n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
-        """
         both = q.reshape(-1, 2, heads.d_k) if heads.gated else None
         if both is not None:
             q = self.empty((batch.rows, heads.n_head * heads.d_k))
@@ -233,10 +210,6 @@ class PassOperations(CompressedOperations):
         table: np.ndarray | None,
         window: int,
     ) -> np.ndarray:
-        """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
-        of the rows' sequences up to ``last`` int32 [rows], at most ``window`` positions back (0: all): float32 [rows,
-        n_head * d_v].  Nothing is stored.
-        """
         (queries,) = self._prepared(heads, [q], batch, table)
         return self.attend(queries, cache, last, heads.scale, window, heads.sinks, self.slots_of(batch))
 
@@ -285,8 +258,6 @@ class PassOperations(CompressedOperations):
         batch: Batch[np.ndarray],
         table: np.ndarray | None,
     ) -> None:
-        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
-        biases, normalization and rotation of ``attention``.  v may be k."""
         k, v = self._prepared(heads, [k, v], batch, table)
         self.append(cache, k, v, batch.positions, self.slots_of(batch))
 
@@ -312,10 +283,6 @@ class PassOperations(CompressedOperations):
         memory: RecurrentCache[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> np.ndarray:
-        """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
-
-        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
-        """
         rows, d = batch.rows, net.state_size
         places = batch.positions, self.slots_of(batch)
         y = self.convolved(net, x, memory, batch)
@@ -352,8 +319,6 @@ class PassOperations(CompressedOperations):
         router_x: np.ndarray | None = None,
         tokens: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
-        router_x: the input of the router, None: x; tokens int32 [rows], needed if a table gives their experts."""
         rows, n_used, n_expert = x.shape[0], experts.n_used, experts.n_expert
         (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
         ids, weights = self.empty((rows, n_used), np.int32), self.empty((rows, n_used))
@@ -440,8 +405,6 @@ class PassOperations(CompressedOperations):
         return outputs
 
     def grouped_matmul(self, x: np.ndarray, weight: Matrix, n_group: int) -> np.ndarray:
-        """The parts of each row of x [rows, n_group * K] times the matrices of their groups, stacked as [n_group * R, K]:
-        float32 [rows, n_group * R]."""
         rows = x.shape[0]
         # As experts: pair row * n_group + g uses the matrix g.
         starts = np.arange(n_group + 1, dtype=np.int32)
@@ -453,17 +416,13 @@ class PassOperations(CompressedOperations):
     # --- drafting ----------------------------------------------------------------------------------------------
 
     def plain(self, x: np.ndarray) -> np.ndarray:
-        """x itself, which is an array and may be used any number of times."""
         return x
 
     def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Batch[np.ndarray]) -> None:
-        """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
         given = ring, x, batch.positions, self.slots_of(batch)
         self.do(mtp.keep_rows, *given, items=x.shape[0], ns=0.1 * x.shape[1])
 
     def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Batch[np.ndarray]) -> np.ndarray:
-        """e [rows, n] and the row of the ring in ``hiddens`` [sequences, length, m] for the position before, concatenated:
-        float32 [rows, n + m]."""
         rows, n = e.shape[0], e.shape[1] + hiddens.shape[2]
         out = self.empty((rows, n))
         self.do(mtp.beside, e, hiddens, batch.positions, self.slots_of(batch), out, items=rows, ns=0.1 * n)
@@ -478,9 +437,6 @@ class PassOperations(CompressedOperations):
         batch: Batch[np.ndarray],
         eps: float,
     ) -> np.ndarray:
-        """Normalized e [rows, n] and the normalized row of the ring in ``hiddens`` [sequences, length, n] for the position
-        before (zeros at position 0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [sequences, length, s n],
-        float32 [rows * s, 2 n]."""
         rows, n = e.shape
         out = self.empty((rows * (hiddens.shape[2] // n), 2 * n))
         given = e, e_norm, hiddens, h_norm, batch.positions, self.slots_of(batch), f32(eps), out

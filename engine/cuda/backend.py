@@ -61,6 +61,7 @@ from engine.ops.latent import Latent
 from engine.ops.memory import Progress
 from engine.ops.model import AnyModel
 from engine.ops.observation import Observation, Observer
+from engine.ops.operations import Operations
 from engine.ops.weight import Weight
 from engine.sampling.sampler import SamplingParams
 from engine.speculative.steps import Steps
@@ -76,7 +77,7 @@ FEW_ROWS = 128
 columns, whether they are used or not."""
 
 
-class Backend(CompressedOperations):
+class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, DeviceWeight]):
     """Operations on one GPU."""
 
     name = "cuda"
@@ -117,20 +118,16 @@ class Backend(CompressedOperations):
 
     @property
     def label(self) -> str:
-        """The name of the device in reports, such as "cuda:0 NVIDIA H200"."""
         return f"cuda:{self.device.info.index} {self.device.info.name}"
 
     @property
     def gpu_name(self) -> str:
-        """The name of the GPU."""
         return self.device.info.name
 
     def device_memory(self) -> DeviceMemory | None:
-        """The state of the GPU's memory."""
         return DeviceMemory(self.device.allocated, self._memory.weight_bytes, self.device.free_memory())
 
     def bandwidth(self) -> float:
-        """Bytes per second of a plain read of the GPU's memory; measured once, which takes a few milliseconds."""
         return bandwidth.device_bandwidth(self.device)
 
     def shares_memory_with(self, other: DeviceOperations) -> bool:
@@ -142,39 +139,31 @@ class Backend(CompressedOperations):
         return isinstance(other, Backend)
 
     def reach(self, other: DeviceOperations) -> None:
-        """Let kernels of this GPU read and write the memory of another.  Raises DeviceError if the two are not connected."""
         assert isinstance(other, Backend)
         self.device.reach(other.device)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
     def free_memory(self, weights: int) -> int:
-        """Bytes that remain for a cache after ``weights`` bytes of weights and the intermediate results of a pass."""
         return self._memory.free(weights)
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention over ``n_ctx`` positions needs besides the cache."""
         slots = attention.slots(n_ctx, 0)
         return 4 * sum(attention.scratch(STEP_ROWS, n_head, d_v, slots))
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
-        """Bytes that attention over latents at ``n_ctx`` positions needs besides the cache."""
         return self.scratch_bytes(n_head, rank, n_ctx)
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """A copy of a NumPy array in the GPU's memory.  Raises DeviceError if memory runs out."""
         return self._memory.upload(array)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
-        """A zeroed array that outlives the pass.  Raises DeviceError if memory runs out."""
         return self._memory.zeros(shape, dtype)
 
     def store(self, target: Tensor, first: int, rows: np.ndarray) -> None:
-        """target[first : first + len(rows)] = rows."""
         self._memory.store(target, first, rows)
 
     def download(self, array: Tensor) -> np.ndarray:
-        """A copy of the array as a NumPy array, after all work started earlier has ended."""
         return self._memory.download(array)
 
     def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
@@ -205,14 +194,12 @@ class Backend(CompressedOperations):
         return []
 
     def loaded(self) -> None:
-        """Release memory that only loading needs.  Call it after the last ``weight``."""
         self._memory.loaded()
         for tensor in self._mapped:
             give_back(tensor)
         self._mapped.clear()
 
     def buffer_bytes(self) -> int:
-        """Bytes of the device's memory for intermediate results."""
         return self.recorder.n_bytes
 
     def rest(self, cache: KVCache) -> None:
@@ -319,7 +306,6 @@ class Backend(CompressedOperations):
         return self.plans.plan(forward, self._place(rows, inputs), rows, n_logits, self.max_rows, mixed)
 
     def jobs(self, model: AnyModel[Tensor]) -> list[Job]:
-        """A compile job for every kernel that the passes of a model and the choice of tokens use."""
         drafts = model.drafter.ops if model.drafter is not None else self
         assert isinstance(drafts, Backend)
         jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
@@ -396,7 +382,6 @@ class Backend(CompressedOperations):
         """Do nothing: passes of any number of rows up to that of a step use the same kernels."""
 
     def observe(self, observer: Observer[Tensor] | None) -> None:
-        """Call ``observer`` after each kernel that ``start`` starts, from now on; None: stop."""
         self._observer = observer
 
     # --- sampling ----------------------------------------------------------------------------------------------
@@ -414,7 +399,6 @@ class Backend(CompressedOperations):
     # --- operations --------------------------------------------------------------------------------------------
 
     def embed(self, table: DeviceWeight, tokens: Tensor, scale: float = 1.0) -> Tensor:
-        """Rows ``tokens`` int32 [rows] of the embedding, times scale: float32 [rows, n_embd]."""
         rows = tokens.size
         out = self.recorder.empty((rows, table.columns))
         entry = table.format
@@ -431,37 +415,31 @@ class Backend(CompressedOperations):
         return out
 
     def matmul(self, x: Tensor | Deferred, *weights: DeviceWeight) -> list[Tensor]:
-        """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each."""
         return dense.matmul(self.recorder, x, weights)
 
     def matmul_add(
         self, residual: Tensor, x: Tensor | Deferred, weight: DeviceWeight, bias: Tensor | None = None
     ) -> Tensor:
-        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R]; float32 [rows, R]."""
         if bias is None or dense.can_add_bias(weight, x.shape[0]):
             return dense.matmul(self.recorder, x, (weight,), residual, bias)[0]
         (y,) = self.matmul(x, weight)
         return self.add(residual, self.add(y, bias))
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
         out = self.recorder.empty(x.shape)
         kernel, arguments = add.add(*((True,) if scale != 1.0 else ())), (x, y, x.size, y.size, scale, out)
         self.recorder.launch(kernel, (-(-x.size // 256),), 256, arguments, result=out)
         return out
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        """x * factor: float32 [rows, n], a new array."""
         out = self.recorder.empty(x.shape)
         self.recorder.launch(add.scale(), (-(-x.size // 256),), 256, (x, factor, x.size, out), result=out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor | Deferred:
-        """x / sqrt(mean(x^2) + eps) * weight, row by row: x [rows, n], weight [n]; float32 [rows, n], deferred."""
         return Normalized(x, weight, eps)
 
     def rms_norm_add(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, scale: float = 1.0) -> Tensor:
-        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n]; float32 [rows, n]."""
         out = self.recorder.empty(x.shape)
         added = Added(residual, x, weight, eps, scale, out)
         self.recorder.add(rms_norm.rms_norm_add(), (1, x.shape[0]), 256, added)
@@ -477,12 +455,6 @@ class Backend(CompressedOperations):
         batch: Batch[Tensor],
         table: Tensor | None,
     ) -> Tensor | Deferred:
-        """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
-
-        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, q and k are rotated by
-        ``table``, unless that is None, and q is multiplied by factors of its positions; v may be k.  If heads are gated, q is
-        [rows, n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
-        """
         query, new = launches.rotate(self.recorder, heads, q, k, v, cache, batch, table)
         gate = q if heads.gated else None
         if batch.rows > STEP_ROWS:
@@ -499,10 +471,6 @@ class Backend(CompressedOperations):
         table: Tensor | None,
         window: int,
     ) -> Tensor | Deferred:
-        """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
-        up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
-        Nothing is stored.
-        """
         query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch, table)
         seen = replace(batch, positions=last)
         if batch.rows > STEP_ROWS:
@@ -518,8 +486,6 @@ class Backend(CompressedOperations):
         batch: Batch[Tensor],
         table: Tensor | None,
     ) -> None:
-        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
-        biases, normalization and rotation of ``attention``.  v may be k."""
         launches.rotate(self.recorder, heads, None, k, v, cache, batch, table)
 
     def latent_attention(
@@ -532,8 +498,6 @@ class Backend(CompressedOperations):
         cache: LatentCache[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
-        """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
-        n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
         given = q, q_rope, c, k_rope, cache, batch
         return latent_launches.latent_attention(self.recorder, latent, *given)
 
@@ -545,7 +509,6 @@ class Backend(CompressedOperations):
         cache: LatentCache[Tensor],
         batch: Batch[Tensor],
     ) -> None:
-        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
         latent_launches.rotate(self.recorder, latent, None, c, k_rope, cache, batch)
 
     def delta_net(
@@ -556,10 +519,6 @@ class Backend(CompressedOperations):
         memory: RecurrentCache[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
-        """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
-
-        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
-        """
         rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
         length, slots, sequences = memory.conv.shape[1], memory.states.shape[1], self.recorder.slots_of(batch)
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
@@ -598,7 +557,6 @@ class Backend(CompressedOperations):
         return out
 
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor | Deferred:
-        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]; float32 [rows, n]."""
         return GatedNormalized(x, weight, gate, eps)
 
     def experts(
@@ -609,13 +567,9 @@ class Backend(CompressedOperations):
         router_x: Tensor | Deferred | None = None,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
-        router_x: the input of the router, None: x; tokens int32 [rows], needed if a table gives their experts."""
         return Mixture(self.recorder, experts, residual, x, router_x, tokens).record()
 
     def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
-        """The per-layer embeddings of the tokens (``engine/cuda/per_layer.py``): m, e [rows, layers * n], weight [n]; float32
-        [layers, rows, n]."""
         (rows, columns), n = m.shape, weight.size
         out = self.recorder.empty((columns // n, rows, n))
         arguments = (m, e, weight, scale, eps, out)
@@ -623,11 +577,9 @@ class Backend(CompressedOperations):
         return out
 
     def plain(self, x: Tensor | Deferred) -> Tensor:
-        """x as an array, which may be used any number of times."""
         return plain(self.recorder, x)
 
     def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Batch[Tensor]) -> None:
-        """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
         x, (rows, n) = plain(self.recorder, x), x.shape
         arguments = (ring, x, ring.shape[1], *self._places(batch), rows, n)
         self.recorder.launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
@@ -637,8 +589,6 @@ class Backend(CompressedOperations):
         return batch.positions, self.recorder.slots_of(batch), int(batch.mixed)
 
     def beside(self, e: Tensor, hiddens: Tensor, batch: Batch[Tensor]) -> Tensor:
-        """e [rows, n] and the row of the ring in ``hiddens`` [sequences, length, m] for the position before, concatenated:
-        float32 [rows, n + m]."""
         (rows, n), (_, length, m) = e.shape, hiddens.shape
         out = self.recorder.empty((rows, n + m))
         arguments = (e, hiddens, length, *self._places(batch), n, m, out)
@@ -648,9 +598,6 @@ class Backend(CompressedOperations):
     def mtp_input(
         self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Batch[Tensor], eps: float
     ) -> Tensor:
-        """Normalized e [rows, n] and the normalized row of the ring in ``hiddens`` [sequences, length, n] for the position
-        before (zeros at position 0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [sequences, length, s n],
-        float32 [rows * s, 2 n]."""
         (rows, n), (_, length, width) = e.shape, hiddens.shape
         streams = width // n
         out = self.recorder.empty((rows * streams, 2 * n))
@@ -660,11 +607,8 @@ class Backend(CompressedOperations):
         return out
 
     def activate(self, activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor | Deferred:
-        """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n], deferred.
-        gate: None if the activation has none."""
         return Gated(gate, up, activation)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap), in place; returns x."""
         self.recorder.launch(softcap.softcap(), (-(-x.size // 256),), 256, (x, cap, x.size), result=x)
         return x

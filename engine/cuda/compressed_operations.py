@@ -13,11 +13,13 @@ from engine.cuda.products.grouped import Grouped, group_ids
 from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
+from engine.cuda.runtime.values import Deferred
 from engine.limits import STEP_ROWS, STREAMS
+from engine.ops.arithmetic import Arithmetic
 from engine.ops.compressor import Compressor
 
 
-class CompressedOperations:
+class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
     """What DeepSeek-V4 needs besides the operations of other models."""
 
     recorder: Recorder
@@ -28,8 +30,6 @@ class CompressedOperations:
     # --- products ----------------------------------------------------------------------------------------------
 
     def grouped_matmul(self, x: Tensor, weight: DeviceWeight, n_group: int) -> Tensor:
-        """The parts of each row of x [rows, n_group * K] times the matrices of their groups, stacked as [n_group * R, K]:
-        float32 [rows, n_group * R]."""
         if n_group not in self._groups:
             self._groups[n_group] = self._memory.upload(group_ids(max(self.max_rows, STEP_ROWS), n_group))
         return Grouped(self.recorder, x, weight, self._groups[n_group][: x.shape[0]]).record()
@@ -37,22 +37,18 @@ class CompressedOperations:
     # --- hyper-connections -------------------------------------------------------------------------------------
 
     def repeat(self, x: Tensor, n: int) -> Tensor:
-        """Each row of x [rows, width], n times: float32 [rows, n * width]."""
         rows, width = x.shape
         out = self.recorder.empty((rows, n * width))
         self.recorder.launch(hyper.repeat(), (-(-n * width // 256), rows), 256, (x, n, width, out), result=out)
         return out
 
     def stream_weights(self, m: Tensor, scale: Tensor, base: Tensor, epsilon: float, rounds: int) -> Tensor:
-        """The weights of hyper-connections: m float32 [rows, 24], base [24], scale [3]; or [rows, 4], [4], [1] for the
-        weights of ``collapse`` only; float32 like m."""
         out = self.recorder.empty(m.shape)
         arguments = (m, m.shape[1], scale, base, epsilon, rounds, out)
         self.recorder.launch(hyper.stream_weights(), (m.shape[0],), 32, arguments, result=out)
         return out
 
     def collapse(self, x: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum of streams: x [rows, 4 n], weights [rows, 4 or more]; float32 [rows, n]."""
         rows, n = x.shape[0], x.shape[1] // STREAMS
         out = self.recorder.empty((rows, n))
         arguments = (x, weights, weights.shape[1], n, out)
@@ -60,8 +56,6 @@ class CompressedOperations:
         return out
 
     def expand(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """The streams after a sub-layer: x [rows, 4 n] before it, y [rows, n] its output, weights [rows, 24]; float32 [rows,
-        4 n]."""
         (rows, n), out = y.shape, self.recorder.empty(x.shape)
         arguments = (x, y, weights, n, out)
         self.recorder.launch(hyper.expand(), (-(-n // 256), rows), 256, arguments, result=out)
@@ -79,8 +73,6 @@ class CompressedOperations:
         eps: float = 0.0,
         inverse: bool = False,
     ) -> Tensor:
-        """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
-        position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
         rows, d = x.shape[0], x.shape[1] // n_head
         out = self.recorder.empty(x.shape)
         arguments = (x, norm or 0, eps, batch.positions, table, 2 * table.shape[2], out)
@@ -89,7 +81,6 @@ class CompressedOperations:
         return out
 
     def keep_latents(self, x: Tensor, memory: CompressedCache[Tensor], batch: Batch[Tensor]) -> None:
-        """Store latents x [rows, d] at the rows' positions."""
         rows, d = x.shape
         of_rows = (batch.positions, self.recorder.slots_of(batch))
         arguments = (x, d, *of_rows, memory.table, memory.table.shape[1], memory.latents)
@@ -106,8 +97,6 @@ class CompressedOperations:
         table: Tensor,
         transposed: bool = False,
     ) -> None:
-        """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
-        [rows, overlap * d].  ``transposed``: the rows are keys of an indexer."""
         (rows, width), d, length = values.shape, law.norm.size, blocks.pending.shape[1]
         of_rows, places = (batch.positions, self.recorder.slots_of(batch)), (blocks.table, blocks.table.shape[1])
         given = (law.ape, law.norm, law.eps, law.ratio, law.overlap, *of_rows, table, 2 * table.shape[2])
@@ -118,13 +107,9 @@ class CompressedOperations:
         self.recorder.launch(compressor.keep(batch.mixed), (-(-width // 256), rows), 256, kept)
 
     def round_latents(self, x: Tensor, n_rot: int) -> Tensor:
-        """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
-        of two, then everything to float16: float32 [rows, d]."""
         return self._rounded(x, 1, n_rot, False)
 
     def round_queries(self, q: Tensor, n_head: int) -> Tensor:
-        """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
-        32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
         return self._rounded(q, n_head, 0, True)
 
     def _rounded(self, x: Tensor, n_head: int, n_rot: int, four: bool) -> Tensor:
@@ -136,8 +121,6 @@ class CompressedOperations:
     def round_rows(
         self, blocks: Blocks[Tensor], ratio: int, n_rot: int, batch: Batch[Tensor], transposed: bool = False
     ) -> None:
-        """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
-        ``transposed``, in place: blocks.rows float32."""
         d = blocks.rows.shape[1 if transposed else 2]
         of_rows, places = (batch.positions, self.recorder.slots_of(batch)), (blocks.table, blocks.table.shape[1])
         arguments = (*of_rows, batch.rows, ratio, n_rot, *places, blocks.rows)
@@ -155,9 +138,6 @@ class CompressedOperations:
         keys: Blocks[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
-        """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
-        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
-        fewer."""
         (rows, n_head), stride = weights.shape, keys.table.shape[1]
         d, parts = q.shape[1] // n_head, min(indexer.PARTS, stride)
         scores, chosen = self.recorder.empty((rows, stride * CHUNK)), self.recorder.empty((rows, top_k), np.int32)
@@ -180,9 +160,6 @@ class CompressedOperations:
         ratio: int,
         chosen: Tensor | None,
     ) -> Tensor:
-        """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
-        the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
-        the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
         rows, n_head, d = q.shape[0], sinks.size, memory.latents.shape[2]
         recorder, device, out = self.recorder, self.recorder.device, self.recorder.empty(q.shape)
         top_k = chosen.shape[1] if chosen is not None else 0

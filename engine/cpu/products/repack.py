@@ -46,6 +46,11 @@ class Records:
     data: np.ndarray
 
 
+Matrix = Records | Weight
+"""Quantized matrices are records of eight rows; those of float formats, and tables of which a pass reads only a few rows, are
+the mapped rows of the file."""
+
+
 def fields_of(entry: Format) -> np.ndarray:
     """The fields of a block for :func:`repack`, in the order of its record: int64 [n, 4], each (source, pieces, size of a
     piece, turned).
