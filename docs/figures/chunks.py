@@ -10,7 +10,7 @@ from engine.cache.types import CHUNK
 from engine.cpu.attention import attend, join, readers, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS
-from engine.models.config import AttentionConfig
+from engine.models.attention_config import AttentionConfig
 from engine.ops.observation import Observation
 
 if TYPE_CHECKING:

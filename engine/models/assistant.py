@@ -23,8 +23,9 @@ from engine.cache.sequence import Sequence
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.limits import STEP_ROWS
+from engine.models.attention_config import AttentionConfig
 from engine.models.base import Model
-from engine.models.config import AttentionConfig, ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.families.gemma4 import Gemma4Loader
 from engine.models.linear import products
 from engine.models.weights import bytes_read

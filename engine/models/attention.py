@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.arrays import Array, Batch, Value
-from engine.models.config import AttentionConfig
+from engine.models.attention_config import AttentionConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.ops.heads import Heads

@@ -14,7 +14,9 @@ from engine.cache.recurrent import RecurrentCacheSpec, Snapshot, StoredRows, of_
 from engine.cache.sequence import Sequence
 from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
-from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
+from engine.models.compressed_config import CompressedConfig
+from engine.models.config import ModelConfig
+from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring
 from engine.ops.executor import SplitPass

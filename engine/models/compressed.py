@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.cache.compressed import CompressedCache
-from engine.models.config import CompressedConfig
+from engine.models.compressed_config import CompressedConfig
 from engine.models.loader import Loader
 from engine.ops.compressor import Compressor
 from engine.ops.operations import Ops

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from engine.arrays import Array, Matrix, Value
-from engine.models.config import DenseConfig, ExpertsConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
+from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.models.weights import join_rows
 from engine.ops.activation import Activation
 from engine.ops.experts import Experts

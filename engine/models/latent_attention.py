@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.errors import ModelError
-from engine.models.config import LatentConfig
+from engine.models.latent_config import LatentConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.models.weights import join_rows

@@ -13,11 +13,14 @@ from typing import Any
 
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.attention import Attention, load_attention
-from engine.models.config import AttentionConfig, CompressedConfig, DeltaNetConfig, DenseConfig
+from engine.models.attention_config import AttentionConfig
+from engine.models.compressed_config import CompressedConfig
+from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.feed_forward import FeedForward, load_experts, load_feed_forward
 from engine.models.latent_attention import LatentAttention, load_latent_attention
 from engine.models.linear import Linear
 from engine.models.loader import Loader
+from engine.models.network_config import DenseConfig
 from engine.models.recurrent import Recurrent, load_recurrent
 from engine.ops.experts import Experts
 from engine.ops.operations import Ops

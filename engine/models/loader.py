@@ -6,8 +6,9 @@ from engine.arrays import Array, Matrix
 from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.models.config import ModelConfig, RopeConfig
+from engine.models.config import ModelConfig
 from engine.models.linear import Linear
+from engine.models.rope_config import RopeConfig
 from engine.models.rotary import Rotary
 from engine.models.weights import load_integers, load_vector, load_weight, missing
 from engine.ops.operations import Ops

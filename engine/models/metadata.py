@@ -12,17 +12,12 @@ from typing import Any, NoReturn
 from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.models.config import (
-    ASSISTANT,
-    AttentionConfig,
-    DeltaNetConfig,
-    DenseConfig,
-    ExpertsConfig,
-    LayerConfig,
-    ModelConfig,
-    RopeConfig,
-)
+from engine.models.attention_config import AttentionConfig
+from engine.models.config import ASSISTANT, LayerConfig, ModelConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.models.nextn import DraftingLayers, find_drafting_layers
+from engine.models.rope_config import RopeConfig
 from engine.ops.activation import SWIGLU, Activation
 
 MAX_DIMENSION = 1 << 20

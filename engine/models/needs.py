@@ -7,15 +7,12 @@ from engine.cache.kv import AttentionCacheSpec, CacheSpec, Ring, pass_rows
 from engine.cache.latent import LatentCacheSpec
 from engine.cache.recurrent import RecurrentCacheSpec
 from engine.cache.types import CHUNK, Types
-from engine.models.config import (
-    AttentionConfig,
-    CompressedConfig,
-    DeltaNetConfig,
-    DenseConfig,
-    ExpertsConfig,
-    LatentConfig,
-    ModelConfig,
-)
+from engine.models.attention_config import AttentionConfig
+from engine.models.compressed_config import CompressedConfig
+from engine.models.config import ModelConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.latent_config import LatentConfig
+from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.ops.operations import AnyOperations
 
 

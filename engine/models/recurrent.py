@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.errors import ModelError
-from engine.models.config import DeltaNetConfig
+from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.weights import stacked

@@ -9,7 +9,8 @@ from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
 from engine.models.base import Model
-from engine.models.config import ASSISTANT, CompressedConfig, LayerConfig, ModelConfig
+from engine.models.compressed_config import CompressedConfig
+from engine.models.config import ASSISTANT, LayerConfig, ModelConfig
 from engine.models.families import (
     apertus,
     arcee,

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from engine.models.config import RopeConfig
+from engine.models.rope_config import RopeConfig
 from engine.ops.operations import Ops
 
 BLOCK = 1024

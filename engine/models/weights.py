@@ -9,7 +9,8 @@ from gguf import GGMLQuantizationType
 from engine.errors import ModelError
 from engine.gguf.file import GGUF, Tensor
 from engine.gguf.quants import FORMATS, format_of
-from engine.models.config import ExpertsConfig, ModelConfig
+from engine.models.config import ModelConfig
+from engine.models.network_config import ExpertsConfig
 from engine.ops.weight import Weight
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gguf import GGMLQuantizationType as T
 
-from engine.models.config import ExpertsConfig
+from engine.models.network_config import ExpertsConfig
 from engine.synthetic.shape import N_VOCAB_TINY, Shape, Value
 
 LARGE = 128

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.models.config import ExpertsConfig
+from engine.models.network_config import ExpertsConfig
 from engine.synthetic.shape import N_VOCAB_TINY, Shape, Value
 
 

@@ -25,7 +25,7 @@ from gguf import GGMLQuantizationType as T
 
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
-from engine.models.config import DeltaNetConfig
+from engine.models.delta_net_config import DeltaNetConfig
 from engine.synthetic.shape import N_VOCAB_TINY, Gemma4Shape, Shape
 from engine.synthetic.shapes import parse_shape, quants, shapes, tensor_type
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gguf import GGMLQuantizationType as T
 
-from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import ExpertsConfig
 
 Value = int | float | bool | str | list[int] | list[float]
 """A value of the metadata."""

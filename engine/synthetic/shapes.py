@@ -10,7 +10,8 @@ from gguf import GGMLQuantizationType as T
 
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
-from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import ExpertsConfig
 from engine.synthetic.deepseek4 import DEEPSEEK4
 from engine.synthetic.latents import LATENTS
 from engine.synthetic.mixtures import MIXTURES

@@ -11,7 +11,7 @@ from benchmarks import plot_comparison, plot_depth, plot_roofline, plot_speedup
 from benchmarks.measured import measured, measurements, number, table
 from engine.errors import UsageError
 from engine.gguf.file import read_gguf
-from engine.models.config import ExpertsConfig
+from engine.models.network_config import ExpertsConfig
 from engine.models.traffic import weight_bytes_per_token
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import shapes

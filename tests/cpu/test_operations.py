@@ -9,7 +9,7 @@ import pytest
 from numba import njit
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width, squares
-from engine.models.config import RopeConfig
+from engine.models.rope_config import RopeConfig
 from engine.models.rotary import Rotary, frequencies
 from engine.numerics import fma
 from engine.ops.activation import GEGLU, SWIGLU

@@ -15,9 +15,11 @@ import engine
 from engine.arrays import Batch
 from engine.errors import EngineError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
-from engine.models.config import ASSISTANT, AttentionConfig, DenseConfig, ModelConfig
+from engine.models.attention_config import AttentionConfig
+from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.families.gemma4_config import read
 from engine.models.metadata import Metadata
+from engine.models.network_config import DenseConfig
 from engine.models.registry import read_config
 from engine.models.traffic import weight_bytes_per_token
 from engine.synthetic.model import make_model

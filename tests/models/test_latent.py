@@ -13,7 +13,9 @@ from engine.cache.latent import LatentCache
 from engine.cache.types import CACHE_TYPES
 from engine.errors import GGUFError, ModelError, UsageError
 from engine.gguf.file import read_gguf
-from engine.models.config import ExpertsConfig, LatentConfig, ModelConfig
+from engine.models.config import ModelConfig
+from engine.models.latent_config import LatentConfig
+from engine.models.network_config import ExpertsConfig
 from engine.models.registry import read_config
 from tests.families import FAMILIES, Tensors, rewritten, write_quantized
 from tests.oracle.families.deepseek2 import CASES

@@ -19,18 +19,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.cpu.backend import Backend
 from engine.gguf.file import GGUF, Tensor
-from engine.models.config import (
-    AttentionConfig,
-    CompressedConfig,
-    DeltaNetConfig,
-    DenseConfig,
-    ExpertsConfig,
-    LatentConfig,
-    LayerConfig,
-    ModelConfig,
-    RopeConfig,
-)
+from engine.models.attention_config import AttentionConfig
+from engine.models.compressed_config import CompressedConfig
+from engine.models.config import LayerConfig, ModelConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.latent_config import LatentConfig
+from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.models.registry import ARCHITECTURES, build, read_config
+from engine.models.rope_config import RopeConfig
 from tests.conftest import REPOSITORY
 from tests.published.headers import layers_of
 

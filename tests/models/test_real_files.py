@@ -16,7 +16,8 @@ import engine
 from engine.devices import open_device
 from engine.gguf.file import read_gguf
 from engine.models import loader
-from engine.models.config import LatentConfig, ModelConfig
+from engine.models.config import ModelConfig
+from engine.models.latent_config import LatentConfig
 from engine.models.registry import build, read_config
 from engine.models.weights import load_vector
 from tests.conftest import shared_path

@@ -14,7 +14,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import ExpertsConfig
 from engine.synthetic.model import add_delta_net, add_widths
 from engine.synthetic.shape import Gemma4Shape
 from tests.oracle import gemma4

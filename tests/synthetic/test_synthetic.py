@@ -20,7 +20,8 @@ from engine.errors import UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
-from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import ExpertsConfig
 from engine.synthetic import model as synthetic
 from engine.synthetic import shapes as sizes
 from engine.synthetic.model import make_model, random_blocks

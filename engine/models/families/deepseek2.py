@@ -25,7 +25,8 @@ import math
 from dataclasses import replace
 
 from engine.models.architecture import Architecture
-from engine.models.config import LatentConfig, LayerConfig, ModelConfig
+from engine.models.config import LayerConfig, ModelConfig
+from engine.models.latent_config import LatentConfig
 from engine.models.metadata import MAX_CONTEXT, MAX_LAYERS, Metadata
 
 

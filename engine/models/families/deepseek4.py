@@ -24,19 +24,14 @@ from engine.limits import STREAMS
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.compressed import Compressed, load_compressed
-from engine.models.config import (
-    CompressedConfig,
-    ExpertsConfig,
-    IndexerConfig,
-    LayerConfig,
-    ModelConfig,
-    RopeConfig,
-    StreamsConfig,
-)
+from engine.models.compressed_config import CompressedConfig, IndexerConfig
+from engine.models.config import LayerConfig, ModelConfig, StreamsConfig
 from engine.models.feed_forward import load_experts
 from engine.models.hyper import HyperConnection, load_hyper_connection
 from engine.models.loader import Loader
 from engine.models.metadata import MAX_CONTEXT, Metadata
+from engine.models.network_config import ExpertsConfig
+from engine.models.rope_config import RopeConfig
 from engine.models.weights import missing
 from engine.ops.activation import SWIGLU, Activation
 from engine.ops.experts import Experts

@@ -11,8 +11,9 @@ Layer (llama.cpp, ``src/models/gemma3.cpp``)::
 import numpy as np
 
 from engine.models.architecture import Architecture
-from engine.models.config import LayerConfig, ModelConfig, Norms, RopeConfig
+from engine.models.config import LayerConfig, ModelConfig, Norms
 from engine.models.metadata import Metadata
+from engine.models.rope_config import RopeConfig
 from engine.ops.activation import GEGLU
 
 NORMS = Norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")

@@ -24,12 +24,13 @@ import numpy as np
 
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.architecture import Architecture
+from engine.models.attention_config import AttentionConfig
 from engine.models.base import Model
-from engine.models.config import AttentionConfig, DenseConfig, ExpertsConfig
 from engine.models.families.gemma4_config import read
 from engine.models.feed_forward import FeedForward, gate_up_experts, load_feed_forward
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
+from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.models.weights import join_rows
 from engine.ops.activation import GEGLU
 from engine.ops.experts import Experts

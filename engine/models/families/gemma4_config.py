@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.models.config import ASSISTANT, AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig, Norms, RopeConfig
+from engine.models.attention_config import AttentionConfig
+from engine.models.config import ASSISTANT, LayerConfig, ModelConfig, Norms
 from engine.models.metadata import MAX_CONTEXT, MAX_HEAD, Metadata
+from engine.models.network_config import ExpertsConfig
+from engine.models.rope_config import RopeConfig
 from engine.ops.activation import GEGLU
 
 SOFTCAP = 30.0

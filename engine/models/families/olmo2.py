@@ -11,8 +11,9 @@ In OLMo 3, three of four layers see only a window, and only the others extend th
 """
 
 from engine.models.architecture import Architecture
-from engine.models.config import LayerConfig, ModelConfig, Norms, RopeConfig
+from engine.models.config import LayerConfig, ModelConfig, Norms
 from engine.models.metadata import Metadata
+from engine.models.rope_config import RopeConfig
 
 NORMS = Norms("", "post_attention_norm", "", "post_ffw_norm")
 

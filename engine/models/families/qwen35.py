@@ -15,8 +15,10 @@ A layer of attention after the trunk drafts tokens (``engine/models/mtp.py``).
 """
 
 from engine.models.architecture import Architecture
-from engine.models.config import ExpertsConfig, LayerConfig, ModelConfig, Norms, RopeConfig
+from engine.models.config import LayerConfig, ModelConfig, Norms
 from engine.models.metadata import Metadata
+from engine.models.network_config import ExpertsConfig
+from engine.models.rope_config import RopeConfig
 
 NORMS = Norms(before_network="post_attention_norm")
 

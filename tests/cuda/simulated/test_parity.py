@@ -20,7 +20,8 @@ import engine
 from engine import parity
 from engine.cuda import backend, indexer, sample
 from engine.cuda.runtime import device
-from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import ExpertsConfig
 from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.latents import LatentShape
 from engine.synthetic.mixtures import GptOssShape

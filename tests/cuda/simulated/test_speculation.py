@@ -20,7 +20,7 @@ from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.cuda.runtime.steps import DeviceSteps
 from engine.models.base import Model
-from engine.models.config import DeltaNetConfig
+from engine.models.delta_net_config import DeltaNetConfig
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative import loop
 from engine.speculative.params import SpeculationParams

@@ -1,0 +1,36 @@
+"""The description of attention."""
+
+from dataclasses import dataclass
+
+from engine.models.rope_config import RopeConfig
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """A mixer: causal attention of n_head heads of queries over n_head_kv heads of keys of d_k and values of d_v elements.
+
+    scale: the factor of the scores.
+    rope: the rotation of queries and keys; None: they are not rotated.
+    window: the number of latest positions that a token sees; 0: all.
+    norm: how queries and keys are normalized: "" not at all, "heads" each head by itself, "rotated heads" each head after its
+        rotation, "rows" all heads of a row together.
+    normed_values: whether heads of values are normalized too, without weights.
+    gated: whether the result of each head is multiplied by sigmoid of gates that follow its queries.
+    sinks: whether each head has a sink, an additional term of its softmax.
+    temperature: (s, n): queries at position p are multiplied by 1 + s ln(1 + p // n); None: they are not.
+    source: the layer whose keys and values it reads; None: its own.
+    """
+
+    n_head: int
+    n_head_kv: int
+    d_k: int
+    d_v: int
+    scale: float
+    rope: RopeConfig | None
+    window: int = 0
+    norm: str = ""
+    normed_values: bool = False
+    gated: bool = False
+    sinks: bool = False
+    temperature: tuple[float, int] | None = None
+    source: int | None = None
