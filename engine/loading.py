@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.cache.recurrent import default_budget
-from engine.cache.types import BLOCK, CHUNK, Types
+from engine.cache.types import CHUNK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, whole
 from engine.compile.pool import compile_all
@@ -20,7 +20,7 @@ from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.mtp import layer_tensors
-from engine.models.needs import context_bytes
+from engine.models.needs import cache_specs, context_bytes
 from engine.models.registry import (
     build,
     is_mtp,
@@ -296,21 +296,10 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
 
 
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
-    """Raise ModelError if heads cannot be divided into the blocks of a type, or if a cache of latents cannot have it."""
-    if config.has_latents and (types.k != types.v or types.k.quantized):
-        names = " and ".join(dict.fromkeys((types.k.name, types.v.name)))
-        raise ModelError(
-            f"{gguf.path}: cache type {names} is not supported for the latents of {config.architecture}, which are keys and "
-            "values at once; use f16 or f32 for both (cache_type=...)."
-        )
-    heads = list(config.attentions)
-    for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
-        if kind.quantized and not all(map(kind.block, widths)):
-            widest = max(d for d in widths if not kind.block(d))
-            raise ModelError(
-                f"{gguf.path}: heads of {widest} elements do not fit into blocks of {BLOCK}, as "
-                f"cache type {kind.name} has them; use f16."
-            )
+    """Raise ModelError if the cache of a layer cannot have elements of these types."""
+    for spec in cache_specs(config, 1):
+        if problem := spec.refusal(types, config.architecture):
+            raise ModelError(f"{gguf.path}: {problem}.")
 
 
 def _rewind(draft_max: int, ops: Ops) -> int:

@@ -15,9 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from engine.cache.compressed import CompressedCache
-from engine.cache.kv import AttentionCache, KVCache
-from engine.cache.latent import LatentCache
+from engine.cache.kv import KVCache
 from engine.checks import described
 from engine.errors import ContextError, UsageError
 from engine.gguf.file import GGUF
@@ -62,8 +60,7 @@ def digest(gguf: GGUF) -> str:
 def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
     """What must agree for a state to be continued: the model, the element types of its cache, how it is rounded,
     and the arithmetic."""
-    kinds = (AttentionCache, LatentCache, CompressedCache)
-    layer = next((layer for layer in cache.layers if isinstance(layer, kinds)), None)
+    types = next((layer.types for layer in cache.layers if layer.types is not None), None)
     rounding = {"rounding": "ds4"} if any(mixer.rounded for mixer in config.compressed) else {}
     return {
         "model": {
@@ -72,7 +69,7 @@ def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
             "n_bytes": gguf.n_bytes,
             "digest": digest(gguf),
         },
-        "cache": {"k": layer.k_type.name, "v": layer.v_type.name} | rounding if layer is not None else None,
+        "cache": {"k": types.k.name, "v": types.v.name} | rounding if types is not None else None,
         "arithmetic": ARITHMETIC,
     }
 

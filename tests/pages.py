@@ -1,12 +1,12 @@
 """The memory of single layers, with pages in an arbitrary order."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from engine.cache.kv import CacheSpec
-from engine.cache.pages import PagedMemory
+from engine.cache.pages import PagedMemory, Paging
+from engine.cache.spec import CacheSpec
 from engine.cache.types import Types
 
 
@@ -43,3 +43,13 @@ def chunks_of(memory: np.ndarray, layer: Any, slot: int = 0) -> np.ndarray:
     """The chunks of the sequence in a slot, in rising order, of keys or values [n_head_kv, pages, ...]: [n_head_kv, chunks,
     ...]."""
     return memory[:, layer.table[slot]]
+
+
+def no_pages(paging: Paging) -> NoReturn:
+    """The pages of a sequence for memory that has none."""
+    raise AssertionError(paging)
+
+
+def arrays_of(layer: Any) -> dict[str, Any]:
+    """The arrays of the memory of a layer by name, without its numbers."""
+    return {name: value for name, value in vars(layer).items() if isinstance(value, np.ndarray)}

@@ -16,17 +16,17 @@ Latents and compressed rows are stored in pages of 64, [pages, 64, d]; keys of t
 [pages, d, 64].
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 import numpy as np
 
 from engine.arrays import A
-from engine.cache.kv import CacheSpec, Ring
+from engine.cache.contents import rows_at
 from engine.cache.pages import PagedMemory, Paging
-from engine.cache.recurrent import StoredRows, of_sequence
-from engine.cache.types import CHUNK, CacheType, Types
+from engine.cache.spec import CacheSpec, Download, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
+from engine.cache.types import CHUNK, CacheType, Types, refusal_for_latents
 from engine.limits import STEP_ROWS
 
 
@@ -45,7 +45,7 @@ class Blocks(Generic[A]):
 
 
 @dataclass
-class CompressedCache(Generic[A]):
+class CompressedCache(LayerMemory[A]):
     """The memory of a layer: latents [pages, 64, d] float32 or uint16, the bits of float16, with their table int32
     [sequences, chunks]; compressed rows of ``ratio`` positions, and the keys of an indexer, which chooses ``top_k`` rows, if
     it has them.
@@ -64,17 +64,41 @@ class CompressedCache(Generic[A]):
     compressed: Blocks[A] | None = None
     keys: Blocks[A] | None = None
 
-    def read(self, slot: int, position: int, pages: Mapping[int, int]) -> list[StoredRows[A]]:
-        """What a pass of the sequence in ``slot`` that begins at ``position`` reads of its window and its rings.  pages:
-        those of its latents by chunk."""
+    @property
+    def types(self) -> Types:
+        """The element type of latents and of compressed rows, twice."""
+        return Types(self.k_type, self.v_type)
+
+    def bytes_per_token(self, visible: np.ndarray) -> float:
+        """Latents of the window, compressed rows, and keys of the indexer."""
+        size = self.k_type.row_bytes(1)
+        total = size * self.latents.shape[2] * float(np.minimum(visible, self.window).mean())
+        if self.compressed is None:
+            return total
+        rows = visible // self.ratio
+        if self.keys is not None:
+            total += size * self.keys.rows.shape[1] * float(np.where(rows > self.top_k, rows, 0).mean())
+            rows = np.minimum(rows, self.top_k)
+        return total + size * self.latents.shape[2] * float(rows.mean())
+
+    def needed(self, slot: int, position: int, pages: HeldPages) -> list[StoredRows[A]]:
+        """The latents of the window, and the open blocks."""
         n, lanes, d = (int(n) for n in self.latents.shape)
-        latents: Any = self.latents.reshape(n * lanes, d)
-        found = [StoredRows("latents", latents, max(0, position - self.window + 1), position, pages)]
+        latents, own = cast(A, self.latents.reshape(n * lanes, d)), pages(Paging(CHUNK, self.window))
+        found = [StoredRows("latents", latents, max(0, position - self.window + 1), position, own)]
         for name, blocks in (("open block", self.compressed), ("indexer's open block", self.keys)):
             if blocks is not None:
                 pending = of_sequence(blocks.pending, slot)
                 found.append(StoredRows(name, pending, max(0, position - self.back), position))
         return found
+
+    def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
+        """Compressed rows [rows, d], and keys of the indexer [rows, d]."""
+        at = np.arange(length // max(self.ratio, 1))
+        if self.compressed is not None:
+            yield "compressed rows", rows_at((download(self.compressed.rows), download(self.compressed.table)), at)
+        if self.keys is not None:
+            yield "indexer's keys", rows_at((download(self.keys.rows).swapaxes(1, 2), download(self.keys.table)), at)
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,10 @@ class CompressedCacheSpec(CacheSpec):
     def slot_bytes(self) -> int:
         """The memory of a snapshot in bytes, with latents in float16."""
         return 2 * (self.window - 1) * self.d + self._block_bytes(self.back)
+
+    def refusal(self, types: Types, architecture: str) -> str:
+        """A latent is key and value, so both types must be the same, and not quantized."""
+        return refusal_for_latents(types, architecture)
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
         """The bytes of a page of latents and, if there are any, of a page of rows with their keys."""

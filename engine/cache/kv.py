@@ -5,57 +5,24 @@ sequence is lane j % 64 of page ``table[sequence, j // 64]``.  What else a layer
 recurrent layers (``engine/cache/recurrent.py``), is in rings by position, one for each sequence.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
 
 from engine.arrays import A
+from engine.cache.contents import stored
 from engine.cache.pages import SPARE, PagedMemory, Paging, Store, Zeros
-from engine.cache.types import CHUNK, CacheType, Types
+from engine.cache.spec import CacheSpec, Download, LayerMemory, Ring
+from engine.cache.types import BLOCK, CHUNK, CacheType, Types
 from engine.limits import STEP_ROWS
-
-
-@dataclass(frozen=True)
-class Ring:
-    """A ring of one sequence: a pass that begins at position p needs what is stored at positions p - ``back`` .. p - 1; the
-    ring holds ``capacity`` positions."""
-
-    back: int
-    capacity: int
 
 
 def pass_rows(batch_size: int, n_ctx: int) -> int:
     """The most rows of any pass if prompts are read ``batch_size`` rows at a time."""
     return min(max(batch_size, STEP_ROWS), n_ctx)
-
-
-class CacheSpec(ABC):
-    """What one layer stores per position."""
-
-    def page_bytes(self, types: Types) -> dict[Paging, int]:
-        """The bytes of a page of this layer, for each kind of pages that it has."""
-        return {}
-
-    def ring_bytes(self, max_rows: int) -> int:
-        """The bytes of its rings for one sequence."""
-        return 0
-
-    def rings(self, max_rows: int) -> list[Ring]:
-        """The parts of it that are overwritten as positions advance."""
-        return []
-
-    @abstractmethod
-    def allocate(self, memory: PagedMemory, types: Types) -> Any:
-        """Allocate the memory."""
-
-    def n_bytes(self, n_ctx: int, max_rows: int, types: Types, n_sequences: int = 1, capacity: int = 0) -> int:
-        """Its memory in bytes, for sequences of n_ctx positions read at most max_rows at a time, which share ``capacity``
-        positions; 0: n_ctx for each."""
-        sizes = n_ctx, max_rows, n_sequences, capacity
-        pages = (paging.pages(*sizes) * n for paging, n in self.page_bytes(types).items())
-        return sum(pages) + n_sequences * self.ring_bytes(max_rows)
 
 
 @dataclass(frozen=True)
@@ -77,6 +44,19 @@ class AttentionCacheSpec(CacheSpec):
         position = types.k.row_bytes(self.d_k) + types.v.row_bytes(self.d_v)
         return {self.paging: CHUNK * self.n_head_kv * position}
 
+    @property
+    def restorable(self) -> bool:
+        """False with a window: no snapshot holds keys and values."""
+        return self.window == 0
+
+    def refusal(self, types: Types, architecture: str) -> str:
+        """Heads must consist of whole blocks of a quantized type."""
+        for kind, d in ((types.k, self.d_k), (types.v, self.d_v)):
+            if kind.quantized and not kind.block(d):
+                blocks = f"blocks of {BLOCK}, as cache type {kind.name} has them"
+                return f"heads of {d} elements do not fit into {blocks}; use f16"
+        return ""
+
     def allocate(self, memory: PagedMemory, types: Types) -> "AttentionCache[Any]":
         """Allocate the pages."""
         pool, heads, k, v = memory.pool(self.paging), self.n_head_kv, types.k, types.v
@@ -86,7 +66,7 @@ class AttentionCacheSpec(CacheSpec):
 
 
 @dataclass
-class AttentionCache(Generic[A]):
+class AttentionCache(LayerMemory[A]):
     """The pages of one layer: keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], float32 or the bits of
     float16; quantized ones are words [n_head_kv, pages, ...] (``engine/cache/types.py``).  table: int32 [sequences, chunks],
     the pages of the chunks of a sequence."""
@@ -105,6 +85,35 @@ class AttentionCache(Generic[A]):
     def pages(self) -> int:
         """The number of pages."""
         return int(self.keys.shape[1])
+
+    @property
+    def types(self) -> Types:
+        """The element types of keys and values."""
+        return Types(self.k_type, self.v_type)
+
+    def bytes_per_token(self, visible: np.ndarray) -> float:
+        """Keys and values of the positions in the window."""
+        position = self.n_head_kv * (self.k_type.row_bytes(self.d_k) + self.v_type.row_bytes(self.d_v))
+        seen = np.minimum(visible, self.window) if self.window else visible
+        return position * float(seen.mean())
+
+    def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
+        """Keys [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v], or their words if they are quantized."""
+        at = np.arange(max(0, length - self.window) if self.window else 0, length)
+        pages, lanes = download(self.table)[0, at // CHUNK], at % CHUNK
+        yield "keys", stored(download(self.keys), self.k_type, self.d_k, False, pages, lanes)
+        yield "values", stored(download(self.values), self.v_type, self.d_v, True, pages, lanes)
+
+    def placed_like(self, like: LayerMemory[Any], end: int, download: Download) -> "AttentionCache[Any]":
+        """A copy in the pages of ``like``, which has as many, since kernels may depend on where pages are."""
+        assert isinstance(like, AttentionCache)
+        pages, own, copies = download(like.table[:1])[0], cast(AttentionCache[Any], self), []
+        for memory in (own.keys, own.values):
+            copies.append(np.zeros((memory.shape[0], like.pages, *memory.shape[2:]), memory.dtype))
+            # In this order, because a page that a window has passed may hold a later chunk now.
+            for chunk in range(-(-end // CHUNK)):
+                copies[-1][:, pages[chunk]] = memory[:, own.table[0, chunk]]
+        return replace(own, keys=copies[0], values=copies[1], table=np.ascontiguousarray(pages[None]))
 
 
 class KVCache(PagedMemory):
@@ -132,6 +141,8 @@ class KVCache(PagedMemory):
         for spec in specs:
             self.page_bytes.update(spec.page_bytes(types))
         self.layers: list[Any] = [spec.allocate(self, types) for spec in specs]
+        #: Whether a snapshot and pages without a window are all that a sequence needs to continue.
+        self.restorable = all(spec.restorable for spec in specs)
         #: The kinds of rings that lose positions as others are stored.
         self.rings = frozenset([*others, *(ring for spec in specs for ring in spec.rings(max_rows))])
 

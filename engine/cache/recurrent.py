@@ -11,16 +11,16 @@ The convolution before the state looks a few positions back; its inputs are also
 for a step of an answer and the positions that it looks back at: a longer pass has its own inputs, and stores the last ones.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Generic, cast
+from typing import Any, NoReturn
 
 import numpy as np
 
 from engine.arrays import A
-from engine.cache.kv import CacheSpec, Ring
-from engine.cache.pages import PagedMemory
-from engine.cache.types import CHUNK, Types
+from engine.cache.pages import PagedMemory, Paging
+from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
+from engine.cache.types import Types
 from engine.limits import STEP_ROWS
 
 SPAN = 16
@@ -29,37 +29,14 @@ chunk."""
 
 
 @dataclass
-class StoredRows(Generic[A]):
-    """Entries ``first`` .. ``end`` - 1 of a ring, whose entry i is in row i % length, or, with ``pages``, of pages of 64
-    rows: entry i is in page ``pages[i // 64]``.  name: what they are."""
-
-    name: str
-    ring: A
-    first: int
-    end: int
-    pages: Mapping[int, int] | None = None
-
-    def runs(self) -> Iterator[slice]:
-        """The rows of the array that hold the entries, as slices without gaps, in the order of the entries."""
-        first, length = self.first, int(self.ring.shape[0])
-        while first < self.end:
-            if self.pages is not None:
-                row, left = CHUNK * self.pages[first // CHUNK] + first % CHUNK, CHUNK - first % CHUNK
-            else:
-                row, left = first % length, length - first % length
-            count = min(self.end - first, left)
-            yield slice(row, row + count)
-            first += count
-
-
-@dataclass
-class RecurrentCache(Generic[A]):
+class RecurrentCache(LayerMemory[A]):
     """The memory of a recurrent layer, for each of some sequences.
 
     conv: float32 [sequences, length, n_channels], the inputs of position p in row p % length; states: float32 [sequences,
     slots, n_v, d, d], the state before position 16 n in slot n % slots (that before position 0 is zero and is not stored).
     What position p adds to the state is in row p % (16 slots) of three lists: keys float32 [sequences, 16 slots, n_k, d],
-    normalized; deltas float32 [sequences, 16 slots, n_v, d]; decays float32 [sequences, 16 slots, n_v].
+    normalized; deltas float32 [sequences, 16 slots, n_v, d]; decays float32 [sequences, 16 slots, n_v].  n_conv: the taps of
+    the convolution, each of which reads one position.
     """
 
     conv: A
@@ -67,17 +44,34 @@ class RecurrentCache(Generic[A]):
     keys: A
     deltas: A
     decays: A
+    n_conv: int
 
-    def read(self, slot: int, position: int, n_conv: int) -> list[StoredRows[A]]:
-        """What a pass of the sequence in ``slot`` that begins at ``position`` reads."""
+    def bytes_per_token(self, visible: np.ndarray) -> float:
+        """The state and the tokens of the chunk that are read; a state is written where a chunk ends, and one token is
+        added."""
+        within = (visible - 1) % SPAN
+        states = 1 + float((within == SPAN - 1).mean())
+        tokens = 1 + float(within.mean())
+        of_token = sum(float(np.prod(ring.shape[2:])) for ring in (self.keys, self.deltas, self.decays))
+        return 4 * (states * float(np.prod(self.states.shape[2:])) + tokens * of_token)
+
+    def needed(self, slot: int, position: int, pages: HeldPages) -> list[StoredRows[A]]:
+        """The inputs of the convolution, and the state and the tokens of the chunk."""
         chunk = position // SPAN
-        inputs, state, tokens = (max(0, position - n_conv + 1), position), (chunk, chunk + (chunk > 0)), SPAN * chunk
-        return self._rows(slot, inputs, state, (tokens, position))
+        inputs, state = (max(0, position - self.n_conv + 1), position), (chunk, chunk + (chunk > 0))
+        return self._rows(slot, inputs, state, (SPAN * chunk, position))
 
     def written(self, slot: int, first: int, end: int) -> list[StoredRows[A]]:
         """What a pass of the sequence in ``slot`` over the positions [first, end) stores.  Of a long pass, the rings hold
         only the last entries."""
         return self._rows(slot, (first, end), (first // SPAN + 1, end // SPAN + 1), (first, end))
+
+    def before_pass(self, like: LayerMemory[Any], position: int) -> "RecurrentCache[Any]":
+        """All of it: a long pass overwrites the rings."""
+        assert isinstance(like, RecurrentCache)
+        needed = zip(self.needed(0, position, _no_pages), like.needed(0, position, _no_pages), strict=True)
+        conv, states, keys, deltas, decays = (_moved(mine, theirs.ring.shape)[None] for mine, theirs in needed)
+        return RecurrentCache(conv, states, keys, deltas, decays, self.n_conv)
 
     def _rows(
         self, slot: int, inputs: tuple[int, int], state: tuple[int, int], tokens: tuple[int, int]
@@ -91,9 +85,16 @@ class RecurrentCache(Generic[A]):
         ]
 
 
-def of_sequence(array: A, slot: int) -> A:
-    """The part of an array [sequences, ...] that belongs to the sequence in ``slot``, without a copy."""
-    return cast(A, array[slot : slot + 1].reshape(*array.shape[1:]))
+def _no_pages(paging: Paging) -> NoReturn:
+    raise AssertionError("a recurrent layer has no pages")
+
+
+def _moved(rows: StoredRows[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """The entries of a ring, in a NumPy array, copied into a ring of another length."""
+    out = np.zeros(shape, rows.ring.dtype)
+    for i in range(rows.first, rows.end):
+        out[i % shape[0]] = rows.ring[i % rows.ring.shape[0]]
+    return out
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ class RecurrentCacheSpec(CacheSpec):
         n, tokens, n_v, d = memory.n_sequences, SPAN * self.slots, self.n_v, self.d
         shapes = [(n, self.length(memory.max_rows), self.n_channels), (n, self.slots, n_v, d, d)]
         shapes += [(n, tokens, self.n_k, d), (n, tokens, n_v, d), (n, tokens, n_v)]
-        return RecurrentCache(*(memory.zeros(shape, np.float32) for shape in shapes))
+        conv, states, keys, deltas, decays = (memory.zeros(shape, np.float32) for shape in shapes)
+        return RecurrentCache(conv, states, keys, deltas, decays, self.n_conv)
 
 
 @dataclass

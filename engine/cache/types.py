@@ -98,6 +98,17 @@ class Types:
     v: CacheType
 
 
+def refusal_for_latents(types: Types, architecture: str) -> str:
+    """Why a cache of latents cannot have elements of these types (``CacheSpec.refusal``); "" if it can."""
+    if types.k == types.v and not types.k.quantized:
+        return ""
+    names = " and ".join(dict.fromkeys((types.k.name, types.v.name)))
+    return (
+        f"cache type {names} is not supported for the latents of {architecture}, which are keys and values at once; "
+        "use f16 or f32 for both (cache_type=...)"
+    )
+
+
 CACHE_TYPES = {
     t.name: t
     for t in (

@@ -77,7 +77,7 @@ class Slot:
         """How many of the first tokens that it holds of a text it can continue after with a snapshot, and the key of these.
         Other than by sharing, this is possible in the middle of a page, such as those of compressed rows, which span many
         positions."""
-        if not self._state_bytes or any(attention.window for attention in self._model.config.attentions):
+        if not self._state_bytes or not self._model.cache.restorable:
             return 0, b""  # keys and values of windows are not part of a snapshot
         keys = keys_of(tokens, self.sequence.begin)
         for chunks in range(len(keys), 0, -1):

@@ -9,14 +9,12 @@ import numpy as np
 
 from engine.arrays import Array, Batch, Value
 from engine.cache.kv import KVCache, pass_rows
-from engine.cache.pages import Paging
-from engine.cache.recurrent import RecurrentCacheSpec, Snapshot, StoredRows, of_sequence
+from engine.cache.recurrent import Snapshot
 from engine.cache.sequence import Sequence
-from engine.cache.types import CHUNK, Types
+from engine.cache.spec import StoredRows, of_sequence
+from engine.cache.types import Types
 from engine.gguf.file import GGUF
-from engine.models.compressed_config import CompressedConfig
 from engine.models.config import ModelConfig
-from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring
 from engine.ops.executor import SplitPass
@@ -71,7 +69,7 @@ class Model(Loader):
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         self.sequence = self.sequences[0]
         #: The number of chunks that recurrent layers keep; 0 without such layers.
-        self.slots = max((spec.slots for spec in specs if isinstance(spec, RecurrentCacheSpec)), default=0)
+        self.slots = max((spec.slots for spec in specs), default=0)
 
     def load_layer(self, il: int) -> Any:
         """The weights of layer ``il``."""
@@ -171,13 +169,7 @@ class Model(Loader):
         sequence = sequence or self.sequence
         slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
-            mixer = self.config.all_layers[il].mixer
-            needed: list[StoredRows[Array]] = []
-            if isinstance(mixer, DeltaNetConfig):
-                needed = layer.read(slot, length, mixer.n_conv)
-            elif isinstance(mixer, CompressedConfig):
-                needed = layer.read(slot, length, sequence.pages(Paging(CHUNK, mixer.window)))
-            for rows in needed:
+            for rows in layer.needed(slot, length, sequence.pages):
                 yield replace(rows, name=f"{rows.name} of layer {il}")
         if self.drafter is not None:
             hidden = of_sequence(self.drafter.hidden, slot)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from engine.cache.compressed import CompressedCacheSpec
-from engine.cache.kv import AttentionCacheSpec, CacheSpec, Ring, pass_rows
+from engine.cache.kv import AttentionCacheSpec, pass_rows
 from engine.cache.latent import LatentCacheSpec
 from engine.cache.recurrent import RecurrentCacheSpec
+from engine.cache.spec import CacheSpec, Ring
 from engine.cache.types import CHUNK, Types
 from engine.models.attention_config import AttentionConfig
 from engine.models.compressed_config import CompressedConfig
@@ -77,16 +78,14 @@ def hidden_ring(max_rows: int, rewind: int) -> Ring:
 def slot_bytes(config: ModelConfig) -> int:
     """Bytes of a slot of all recurrent layers, a state and the lists of a chunk, and of what layers with compressed rows have
     in rings; 0 if there are no such layers."""
-    return sum(
-        spec.slot_bytes for spec in cache_specs(config, 1) if isinstance(spec, RecurrentCacheSpec | CompressedCacheSpec)
-    )
+    return sum(spec.slot_bytes for spec in cache_specs(config, 1))
 
 
 def snapshot_bytes(config: ModelConfig) -> int:
     """Bytes of a snapshot (``engine/models/base.py``); 0 if a model can go back anywhere without one, or not even with one,
     because layers with a window have overwritten keys and values."""
-    windows = any(attention.window for attention in config.attentions)
-    outputs = 4 * stream_width(config) if config.mtp is not None and not windows else 0
+    restorable = all(spec.restorable for spec in cache_specs(config, 1))
+    outputs = 4 * stream_width(config) if config.mtp is not None and restorable else 0
     return slot_bytes(config) + outputs
 
 

@@ -6,10 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.cache.compressed import CompressedCache
 from engine.cache.kv import KVCache
-from engine.cache.latent import LatentCache
-from engine.cache.recurrent import SPAN, RecurrentCache
+from engine.cache.spec import LayerMemory
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
 from engine.models.registry import read_config
@@ -66,46 +64,13 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     return total
 
 
-def memories(llm: LoadedModel) -> list[Any]:
+def memories(llm: LoadedModel) -> list[LayerMemory[Any]]:
     """The memory of earlier tokens that each layer of the trunk reads, its own or that of another layer."""
     return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
 
 
-def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
+def cache_bytes_per_token(layers: Iterable[LayerMemory[Any]], first: int, count: int) -> float:
     """The mean number of bytes that tokens at positions [first, first + count) read in ``layers``: keys and values, and
     what recurrent layers read and write."""
-    total = 0.0
     visible = np.arange(first, first + count) + 1
-    for layer in layers:
-        if isinstance(layer, RecurrentCache):
-            # A state is written where a chunk ends; the tokens of the chunk are read, and one is added.
-            within = (visible - 1) % SPAN
-            states = 1 + float((within == SPAN - 1).mean())
-            tokens = 1 + float(within.mean())
-            of_token = sum(float(np.prod(ring.shape[2:])) for ring in (layer.keys, layer.deltas, layer.decays))
-            total += 4 * (states * float(np.prod(layer.states.shape[2:])) + tokens * of_token)
-            continue
-        if isinstance(layer, LatentCache):
-            total += layer.k_type.row_bytes(layer.width) * float(visible.mean())
-            continue
-        if isinstance(layer, CompressedCache):
-            total += _compressed_bytes(layer, visible)
-            continue
-        position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
-        seen = np.minimum(visible, layer.window) if layer.window else visible
-        total += position * float(seen.mean())
-    return total
-
-
-def _compressed_bytes(layer: CompressedCache[Any], visible: np.ndarray) -> float:
-    """The mean number of bytes that tokens which see ``visible`` positions read in a layer with compressed rows: latents,
-    rows, and keys of the indexer."""
-    size = layer.k_type.row_bytes(1)
-    total = size * layer.latents.shape[2] * float(np.minimum(visible, layer.window).mean())
-    if layer.compressed is None:
-        return total
-    rows = visible // layer.ratio
-    if layer.keys is not None:
-        total += size * layer.keys.rows.shape[1] * float(np.where(rows > layer.top_k, rows, 0).mean())
-        rows = np.minimum(rows, layer.top_k)
-    return total + size * layer.latents.shape[2] * float(rows.mean())
+    return sum(layer.bytes_per_token(visible) for layer in layers)

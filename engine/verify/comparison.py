@@ -1,15 +1,11 @@
 """Whole passes, choices of tokens and answers on the CPU and on a GPU, compared bit by bit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.compressed import CompressedCache
-from engine.cache.latent import LatentCache
-from engine.cache.recurrent import RecurrentCache
 from engine.cuda.accept import MOST_ROWS
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
@@ -19,8 +15,7 @@ from engine.llm import LLM
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import SpeculationParams
 from engine.verify.graph import first_of_graph
-from engine.verify.latents import rows_at
-from engine.verify.layout import cached, remembered
+from engine.verify.layout import remembered
 from engine.verify.lockstep import Check, Difference, Lockstep, Site
 from engine.verify.passes import in_steps_of, passes, sizes, wide_sizes
 from engine.verify.tally import Tally
@@ -91,37 +86,15 @@ class Comparison:
                 raise Difference(None, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
 
     def _cache_checks(self) -> Iterator[Check]:
-        download = self.gpu.model.ops.download
-        both = (remembered(llm.model.ops, llm.model, self.gpu.sequence.length) for llm in (self.cpu, self.gpu))
+        n = self.gpu.sequence.length
+        both = (remembered(llm.model.ops, llm.model, n) for llm in (self.cpu, self.gpu))
         for (what, mine), (_, theirs) in zip(*both, strict=True):
             yield Check(f"{what}: ", mine, theirs)
-        for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
-            if isinstance(a, RecurrentCache):
-                continue
-            if isinstance(a, LatentCache):
-                at = np.arange(self.gpu.sequence.length)
-                mine, theirs = rows_at((a.rows, a.table), at), rows_at((download(b.rows), download(b.table)), at)
-                yield Check(f"latents of layer {il}, among the visible positions", mine, theirs)
-                continue
-            if isinstance(a, CompressedCache):
-                yield from self._row_checks(il, a, b)
-                continue
-            layers = (a, replace(b, keys=download(b.keys), values=download(b.values), table=download(b.table)))
-            arrays = [cached(layer, self.gpu.sequence.length) for layer in layers]
-            for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
+        for il, layers in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
+            downloads = (llm.model.ops.download for llm in (self.cpu, self.gpu))
+            contents = (layer.contents(n, download) for layer, download in zip(layers, downloads, strict=True))
+            for (what, mine), (_, theirs) in zip(*contents, strict=True):
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
-
-    def _row_checks(self, il: int, a: CompressedCache[np.ndarray], b: CompressedCache[Tensor]) -> Iterator[Check]:
-        """Checks of the compressed rows of layer ``il`` that the next token can see."""
-        at = np.arange(self.gpu.sequence.length // max(a.ratio, 1))
-        download = self.gpu.model.ops.download
-        for what, mine, theirs in (("compressed rows", a.compressed, b.compressed), ("indexer's keys", a.keys, b.keys)):
-            if mine is not None and theirs is not None:
-                paged = [(mine.rows, mine.table), (download(theirs.rows), download(theirs.table))]
-                if what != "compressed rows":
-                    paged = [(rows.swapaxes(1, 2), table) for rows, table in paged]
-                seen = [rows_at(pages, at) for pages in paged]
-                yield Check(f"{what} of layer {il}, among the visible ones", *seen)
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
         """Generate n tokens, each chosen by the CPU, and compare the GPU's logits.  Returns the tokens and the logits after

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.cache.contents import Paged, rows_at
 from engine.cache.types import CHUNK
 from engine.cpu.latent_attention import attend_groups
 from engine.limits import STEP_ROWS
@@ -13,18 +14,6 @@ f32 = np.float32
 
 Compared = tuple[str, np.ndarray, np.ndarray, np.ndarray | None]
 """What is compared, the CPU's and the GPU's array, and where they must agree (None: everywhere)."""
-
-
-Paged = tuple[Any, Any]
-"""Pages [pages, 64, d], or [pages, d, 64], and the table int32 [sequences, chunks] that says which page holds which chunk;
-what is looked at is that of the sequence in slot 0."""
-
-
-def rows_at(paged: Paged, positions: np.ndarray) -> np.ndarray:
-    """The rows of some positions, of NumPy arrays: [n, width]."""
-    pages, table = paged
-    found: np.ndarray = pages[table[0, positions // CHUNK], positions % CHUNK]
-    return found
 
 
 def stored(gpu: Any, paged: Paged, on_device: Paged, positions: np.ndarray) -> Compared:

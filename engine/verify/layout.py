@@ -1,16 +1,13 @@
-"""Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, pages, rings, weights."""
+"""Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, rings, weights."""
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from engine.cache.kv import AttentionCache
 from engine.cache.recurrent import SPAN
-from engine.cache.types import BLOCK, CHUNK, CacheType
+from engine.cache.types import BLOCK, CHUNK
 from engine.compile.family import family
 from engine.cpu.attention import first_visible, readers, visible, weigh
 from engine.cpu.delta_net import all_dots, couple
@@ -179,67 +176,6 @@ def page_of(gpu: Any, memory: Any, page: int) -> np.ndarray:
     return np.concatenate([gpu.download(flat[i : i + 1]) for i in at])
 
 
-def by_lane(memory: np.ndarray, kind: CacheType, by_position: bool) -> list[np.ndarray]:
-    """Views [n_head_kv, pages, 64, ...] of NumPy pages of keys, or of values (``by_position``), by position: of the
-    elements, or of words and scales if they are quantized."""
-    if not kind.quantized:
-        return [memory if by_position else memory.swapaxes(2, 3)]
-    (heads, pages, words), bits = memory.shape, kind.bits
-    n = words * 2 * bits // (2 * bits + 1)
-    integers, scales = memory[..., :n], memory[..., n:].view(np.uint16)
-    if by_position:
-        return [part.reshape(heads, pages, CHUNK, -1) for part in (integers, scales)]
-    return [
-        integers.reshape(heads, pages, -1, CHUNK, 4).swapaxes(2, 3),
-        scales.reshape(heads, pages, -1, CHUNK).swapaxes(2, 3),
-    ]
-
-
-def integer_rows(pages: np.ndarray, kind: CacheType, d: int, by_position: bool) -> np.ndarray:
-    """The contents of pages of integer keys, or values (``by_position``), uint32 words [n, words], by position: uint32 [n,
-    64, columns], bytes and then scales."""
-    n, data = len(pages), pages.view(np.uint8)
-    # Runs of bytes: (first, columns).  The low bits of i12 are two elements to a byte.
-    runs = [(0, d)] + ([(CHUNK * d, d // 2)] if kind.bits == 12 else [])
-    parts: list[np.ndarray] = []
-    for first, columns in runs:
-        run = data[:, first : first + CHUNK * columns]
-        if by_position:
-            parts.append(run.reshape(n, CHUNK // 4, columns, 4).swapaxes(2, 3).reshape(n, CHUNK, columns))
-        else:
-            parts.append(run.reshape(n, columns // 4, CHUNK, 4).swapaxes(1, 2).reshape(n, CHUNK, columns))
-    scales = np.ascontiguousarray(pages[:, kind.integer_words(d) :]).view(np.uint16)
-    parts.append(scales.reshape(n, -1, CHUNK).swapaxes(1, 2))
-    return np.concatenate([part.astype(np.uint32) for part in parts], 2)
-
-
-def stored(
-    memory: np.ndarray, kind: CacheType, d: int, by_position: bool, pages: np.ndarray, lanes: np.ndarray
-) -> np.ndarray:
-    """The contents of some places of NumPy pages of heads of d elements: [places, n_head_kv, d], or words followed by scales
-    if they are quantized."""
-    if kind.whole:
-        picked = np.ascontiguousarray(memory[:, pages].reshape(-1, memory.shape[2]))
-        rows = integer_rows(picked, kind, d, by_position).reshape(len(memory), len(pages), CHUNK, -1)
-        return np.ascontiguousarray(rows[:, np.arange(len(pages)), lanes].swapaxes(0, 1))
-    parts = [part[:, pages, lanes].swapaxes(0, 1) for part in by_lane(memory, kind, by_position)]
-    flat = [part.reshape(*part.shape[:2], math.prod(part.shape[2:])) for part in parts]
-    return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
-
-
-def moved_pages(layer: AttentionCache, pages: np.ndarray, n_pages: int, end: int) -> AttentionCache:
-    """The chunks with positions before ``end`` of the sequence in slot 0 of a layer in NumPy arrays, copied into ``n_pages``
-    pages, of which pages[c], int32 [chunks], holds chunk c."""
-    copies = []
-    for memory in (layer.keys, layer.values):
-        out = np.zeros((memory.shape[0], n_pages, *memory.shape[2:]), memory.dtype)
-        # In this order, because a page that a window has passed may hold a later chunk now.
-        for chunk in range(-(-end // CHUNK)):
-            out[:, pages[chunk]] = memory[:, layer.table[0, chunk]]
-        copies.append(out)
-    return replace(layer, keys=copies[0], values=copies[1], table=np.ascontiguousarray(pages[None]))
-
-
 def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The entries [first, first + count) of two rings, as far as both still hold them."""
     end, lengths = first + count, (cpu.shape[0], int(device.shape[0]))
@@ -248,30 +184,11 @@ def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) ->
     return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
 
 
-def moved_ring(ring: np.ndarray, shape: tuple[int, ...], first: int, end: int) -> np.ndarray:
-    """The entries [first, end) of a ring, copied into a ring of another length."""
-    out = np.zeros(shape, ring.dtype)
-    for i in range(first, end):
-        out[i % shape[0]] = ring[i % ring.shape[0]]
-    return out
-
-
 def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
     """What recurrent layers, and the layer that drafts, need after ``length`` tokens: names and arrays."""
     for rows in model.remembered(length):
         if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
             yield rows.name, np.concatenate(runs)
-
-
-def cached(layer: AttentionCache, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a pass of the sequence in slot 0 after position ``length`` - 1 can see of a layer in NumPy arrays: keys
-    [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v], or their words if they are quantized.  It does not
-    depend on the pages."""
-    first = max(0, length - layer.window) if layer.window else 0
-    at = np.arange(first, length)
-    pages, lanes = layer.table[0, at // CHUNK], at % CHUNK
-    keys = stored(layer.keys, layer.k_type, layer.d_k, False, pages, lanes)
-    return keys, stored(layer.values, layer.v_type, layer.d_v, True, pages, lanes)
 
 
 def rows_of(records: Records, first: int, last: int) -> np.ndarray:

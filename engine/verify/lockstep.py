@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.arrays import Batch
+from engine.cache.contents import stored
 from engine.cache.kv import AttentionCache, KVCache
-from engine.cache.recurrent import SPAN, RecurrentCache, StoredRows, of_sequence
+from engine.cache.recurrent import SPAN
+from engine.cache.spec import LayerMemory, StoredRows, of_sequence
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
 from engine.cuda.products.quantize import is_wide
@@ -38,11 +40,8 @@ from engine.verify.layout import (
     delta_records,
     integer_chunk_parts,
     kept_rows,
-    moved_pages,
-    moved_ring,
     page_of,
     same_weights,
-    stored,
 )
 
 f32 = np.float32
@@ -194,6 +193,18 @@ def sides(value: Given) -> tuple[Given, Given]:
     return take(value, lambda pair: pair.cpu), take(value, lambda pair: pair.gpu)
 
 
+def uploaded(gpu: Given, value: Given) -> Given:
+    """A copy of dataclasses of NumPy arrays whose arrays are in device memory."""
+    if isinstance(value, np.ndarray):
+        return gpu.upload(np.ascontiguousarray(value))
+    if is_dataclass(value):
+        one = copy.copy(value)
+        for field, inside in vars(value).items():
+            object.__setattr__(one, field, uploaded(gpu, inside))
+        return one
+    return value
+
+
 def _cpu_side(pair: Pair) -> Given:
     # Some CPU operations work in place, and a pair must keep its value.
     return pair.cpu.copy() if pair.computed else pair.cpu
@@ -289,7 +300,7 @@ class Lockstep:
     def _operate(self, name: str, *args: Given) -> Given:
         """Run an operation on both devices.  Returns a pair, or a list of pairs."""
         cpu, inner = self._cpu.ops, dict[str, np.ndarray]()
-        before = self._remembered(args) if name == "delta_net" else None
+        before = self._before(args)
         cpu.observe(lambda seen: inner.update(seen.values))
         try:
             returned = getattr(cpu, name)(*take(args, _cpu_side))
@@ -613,14 +624,15 @@ class Lockstep:
 
     # --- a second look -----------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _remembered(args: Sequence[Given]) -> list[np.ndarray]:
-        """What a delta net reads, in rings of the GPU's lengths, because a long pass overwrites it."""
-        net, _, _, memory, batch = args
-        needed = (side.read(0, int(batch.positions.cpu[0]), net.n_conv) for side in sides(memory))
-        return [
-            moved_ring(mine.ring, theirs.ring.shape, mine.first, mine.end) for mine, theirs in zip(*needed, strict=True)
-        ]
+    def _before(self, args: Sequence[Given]) -> LayerMemory[Any] | None:
+        """A copy of the memory among the arguments, if the operation may overwrite what it reads."""
+        batches = [arg for arg in args if isinstance(arg, Batch)]
+        memories = [arg for arg in args if isinstance(arg, LayerMemory)]
+        if not batches or not memories:
+            return None
+        mine, theirs = sides(memories[0])
+        kept: LayerMemory[Any] | None = mine.before_pass(theirs, int(batches[0].positions.cpu[0]))
+        return kept
 
     def _judge(
         self,
@@ -629,7 +641,7 @@ class Lockstep:
         expected: list[np.ndarray],
         inner: Inner,
         first: Check,
-        before: list[np.ndarray] | None,
+        before: LayerMemory[Any] | None,
     ) -> str:
         """A sentence on whether the kernel itself is at fault, found by running the operation again with the CPU's inputs in
         fresh memory."""
@@ -645,14 +657,9 @@ class Lockstep:
 
         def fresh(value: Given) -> Given:
             """The CPU's value in fresh device memory."""
-            if isinstance(value, RecurrentCache):
-                assert before is not None
-                return RecurrentCache(*(gpu.upload(ring[None]) for ring in before))
-            if isinstance(value, AttentionCache):
+            if isinstance(value, LayerMemory):
                 mine, theirs = sides(value)
-                moved = moved_pages(mine, gpu.download(theirs.table[:1])[0], theirs.pages, end)
-                arrays = {name: gpu.upload(getattr(moved, name)) for name in ("keys", "values", "table")}
-                return replace(moved, **arrays)
+                return uploaded(gpu, before or mine.placed_like(theirs, end, gpu.download))
             if isinstance(value, Pair):
                 if isinstance(value.cpu, (Records, Weight)):
                     return value.gpu

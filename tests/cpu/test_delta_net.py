@@ -1,6 +1,6 @@
 """The gated delta rule against a transcription of its law, against float64, and by all paths."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.cpu import delta_net
 from engine.ops.delta_net import DeltaNet
 from engine.verify.layout import delta_gates
 from tests.mirror import Mirror as Backend
-from tests.pages import layer_of
+from tests.pages import arrays_of, layer_of, no_pages
 from tests.tiers import examples
 
 F = np.float32
@@ -91,7 +91,7 @@ def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentCach
 
 def needed(net: DeltaNet, memory: RecurrentCache, position: int) -> list[bytes]:
     """What a pass at ``position`` reads, in the order of positions."""
-    return [b"".join(rows.ring[run].tobytes() for run in rows.runs()) for rows in memory.read(0, position, net.n_conv)]
+    return [b"".join(rows.ring[run].tobytes() for run in rows.runs()) for rows in memory.needed(0, position, no_pages)]
 
 
 def rounded_once(a: Any, b: Any, c: Any) -> np.ndarray:
@@ -282,12 +282,12 @@ def test_rows_of_several_sequences(shape: tuple[Any, ...], runs: list[tuple[int,
     for slot, first, _ in runs:
         if first:
             run(net, texts[slot][:first], memory, slot=slot)
-    alone = RecurrentCache(*(array.copy() for array in vars(memory).values()))
+    alone = replace(memory, **{name: array.copy() for name, array in arrays_of(memory).items()})
     parts = [texts[slot][first : first + rows] for slot, first, rows in runs]
     expected = [run(net, part, alone, first, 1, slot) for part, (slot, first, _) in zip(parts, runs, strict=True)]
     out = together(net, parts, runs, memory)
     assert out.tobytes() == np.concatenate(expected).tobytes() and np.isfinite(out).all()
-    for name, array in vars(memory).items():
+    for name, array in arrays_of(memory).items():
         assert array.tobytes() == vars(alone)[name].tobytes(), name
 
 
@@ -310,12 +310,12 @@ def test_repeated_rows() -> None:
     for slot, first, _ in runs:
         if first:
             run(net, texts[slot][:first], memory, slot=slot)
-    again = RecurrentCache(*(array.copy() for array in vars(memory).values()))
+    again = replace(memory, **{name: array.copy() for name, array in arrays_of(memory).items()})
     expected = together(net, [texts[slot][first : first + rows] for slot, first, rows in runs], runs, memory)
     padded = [(0, 13, 3), (0, 15, 1), (0, 15, 1), (1, 14, 5), (0, 13, 1), (1, 14, 1)]
     out = together(net, [texts[slot][first : first + rows] for slot, first, rows in padded], padded, again)
     assert out.tobytes() == expected[[0, 1, 2, 2, 2, 3, 4, 5, 6, 7, 0, 3]].tobytes()
-    for name, array in vars(again).items():
+    for name, array in arrays_of(again).items():
         assert array.tobytes() == vars(memory)[name].tobytes(), name
 
 

@@ -38,7 +38,6 @@ from engine.ops.weight import Weight
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
-from engine.verify.layout import cached
 from engine.verify.tally import Tally
 from tests.activations import EVERY_ACTIVATION
 from tests.conftest import REPOSITORY, shared_model
@@ -458,8 +457,8 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         expected = cpu.attend_past(heads, q.copy(), mine, Batch(positions, positions), last, table, window)
         same(found, expected, f"{layer}, {rows} rows at {first}, of the past: ")
         first += rows
-    downloaded = replace(mine, keys=gpu.download(theirs.keys), values=gpu.download(theirs.values))
-    for what, found, expected in zip(("keys", "values"), cached(downloaded, first), cached(mine, first), strict=True):
+    both = theirs.contents(first, gpu.download), mine.contents(first, np.asarray)
+    for (what, found), (_, expected) in zip(*both, strict=True):
         same(found, expected, what)
 
 

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
-from engine.cache.kv import AttentionCacheSpec, KVCache, Ring
-from engine.cache.recurrent import RecurrentCacheSpec, Snapshot, States, StoredRows, default_budget, of_sequence
+from engine.cache.kv import AttentionCacheSpec, KVCache
+from engine.cache.recurrent import RecurrentCacheSpec, Snapshot, States, default_budget
 from engine.cache.sequence import Sequence, keys_of
+from engine.cache.spec import Ring, StoredRows, of_sequence
 from engine.cache.types import CHUNK, F16, F32
 from engine.cli.conversation import Conversation
 from engine.errors import ContextError
 from engine.synthetic.model import make_model
 from engine.text.template.chat import ChatTemplate
 from tests.interrupts import interrupted
+from tests.pages import arrays_of, no_pages
 from tests.sequences import store
 from tests.tiers import examples
 
@@ -29,7 +31,7 @@ def test_memory_does_not_grow_with_the_context() -> None:
     cache = KVCache([SHAPE, AttentionCacheSpec(1, 8, 8)], 640, 16, F32, np.zeros)
     layer = cache.layers[0]
     assert SHAPE.slots == 3
-    sizes = [array.nbytes for array in vars(layer).values()]
+    sizes = [array.nbytes for array in arrays_of(layer).values()]
     assert sum(sizes) == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
     assert layer.states.shape == (1, 3, 3, 32, 32) and 3 * SHAPE.slot_bytes == sum(sizes[1:])
     assert layer.keys.shape == (1, 48, 2, 32) and layer.deltas.shape == (1, 48, 3, 32)
@@ -39,12 +41,12 @@ def test_memory_does_not_grow_with_the_context() -> None:
 def test_each_sequence_has_rings_of_its_own() -> None:
     cache = KVCache([SHAPE], 640, 16, F32, np.zeros, n_sequences=3)
     layer = cache.layers[0]
-    assert sum(array.nbytes for array in vars(layer).values()) == cache.n_bytes == 3 * SHAPE.n_bytes(640, 16, F32)
+    assert sum(array.nbytes for array in arrays_of(layer).values()) == cache.n_bytes == 3 * SHAPE.n_bytes(640, 16, F32)
     for slot in range(3):
-        for rows in (*layer.read(slot, 20, 4), *layer.written(slot, 20, 36)):
+        for rows in (*layer.needed(slot, 20, no_pages), *layer.written(slot, 20, 36)):
             for run in rows.runs():
                 rows.ring[run] += 1 + slot
-    for array in vars(layer).values():
+    for array in arrays_of(layer).values():
         one, two, three = (of_sequence(array, slot) for slot in range(3))
         assert one.any() and np.array_equal(2 * one, two) and np.array_equal(3 * one, three)
 

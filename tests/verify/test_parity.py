@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine import devices, parity
+from engine.cache.spec import LayerMemory
 from engine.cpu.products.repack import make_records
 from engine.cpu.products.unpack import UNPACK
 from engine.errors import DeviceError
@@ -194,6 +195,11 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: str) -> None:
         assert np.abs(joined - whole).max() < 1e-6
 
 
+def contents(layer: LayerMemory[np.ndarray], length: int) -> list[np.ndarray]:
+    """Keys and values that the token at position ``length`` can see."""
+    return [array for _, array in layer.contents(length, np.asarray)]
+
+
 @pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("q4_0", "q8_0"), ("i12", "i12")])
 @pytest.mark.parametrize("window", [0, 5, 100])
 def test_pages_of_two_memories(layout: Any, window: int, types: tuple[str, str]) -> None:
@@ -214,14 +220,14 @@ def test_pages_of_two_memories(layout: Any, window: int, types: tuple[str, str])
         layers.append(layer)
     small, large = layers
     assert (small.pages < large.pages) == (window > 0)
-    expected = layout.cached(small, length)
+    expected = contents(small, length)
     if types == ("f32", "f32"):
         first = length - window if window else 0
         assert all(a.tobytes() == b[first:].tobytes() for a, b in zip(expected, (k, v), strict=True))
-    moved = layout.moved_pages(large, small.table[0], small.pages, length)
+    moved = large.placed_like(small, length, np.asarray)
     assert moved.keys.shape == small.keys.shape and moved.values.shape == small.values.shape
     for layer in (large, moved):
-        for mine, theirs in zip(layout.cached(layer, length), expected, strict=True):
+        for mine, theirs in zip(contents(layer, length), expected, strict=True):
             assert mine.tobytes() == theirs.tobytes() and mine.size
 
 

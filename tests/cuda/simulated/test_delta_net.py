@@ -27,7 +27,7 @@ from engine.synthetic.model import _random, random_blocks
 from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.mirror import Mirror as CPU
-from tests.pages import layer_of
+from tests.pages import arrays_of, layer_of, no_pages
 from tests.tiers import few
 
 F = np.float32
@@ -69,7 +69,7 @@ def filled(
         shape_of(net, rewind), 0, 64, F32, lambda size, dtype: np.full(size, np.nan, dtype), n_sequences=n_sequences
     )
     for slot, position in places:
-        for rows in memory.read(slot, position, net.n_conv):
+        for rows in memory.needed(slot, position, no_pages):
             for part in rows.runs():
                 values = rng.standard_normal(rows.ring[part].shape)
                 rows.ring[part] = np.abs(values) % 1 if rows.name == "decays" else values
@@ -77,7 +77,7 @@ def filled(
 
 
 def copy(memory: RecurrentCache, of: Callable[[Any], Any] = np.copy) -> RecurrentCache:
-    return RecurrentCache(*(of(array) for array in vars(memory).values()))
+    return replace(memory, **{name: of(array) for name, array in vars(memory).items() if name != "n_conv"})
 
 
 def same(mine: RecurrentCache, its: RecurrentCache, first: int, end: int, slot: int = 0) -> None:
@@ -110,7 +110,7 @@ def agree(
         numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
         given = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, sequences, *numbers]
         kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
-        run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, [*given, *vars(ours).values(), out], seed=seed)
+        run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, [*given, *arrays_of(ours).values(), out], seed=seed)
         assert np.isfinite(expected).all()
         assert out.tobytes() == expected.tobytes()
         same(memory, ours, start, start + rows, slot)
@@ -210,7 +210,7 @@ def test_rows_of_several_sequences(gpu: backend.Backend, runs: list[tuple[int, i
     for slot, position, _ in runs:
         if position < 16:
             memory.states[slot, 0] = np.nan
-    for name, array in vars(copy(device_memory, gpu.download)).items():
+    for name, array in arrays_of(copy(device_memory, gpu.download)).items():
         assert array.tobytes() == vars(memory)[name].tobytes(), name
 
 
