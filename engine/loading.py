@@ -19,6 +19,7 @@ from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.families.deepseek4 import with_rounding
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
 from engine.models.registry import (
@@ -28,7 +29,6 @@ from engine.models.registry import (
     read_assistant,
     read_config,
     with_mtp,
-    with_rounding,
     without_mtp,
 )
 from engine.ops.memory import Progress

@@ -61,7 +61,7 @@ def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
     """What must agree for a state to be continued: the model, the element types of its cache, how it is rounded,
     and the arithmetic."""
     types = next((layer.types for layer in cache.layers if layer.types is not None), None)
-    rounding = {"rounding": "ds4"} if any(mixer.rounded for mixer in config.compressed) else {}
+    rounding = {"rounding": config.rounding} if config.rounding else {}
     return {
         "model": {
             "architecture": config.architecture,

@@ -11,21 +11,21 @@ from engine.arrays import Array, Batch, Value
 from engine.models.attention_config import AttentionConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
+from engine.models.mixer import Mixer
 from engine.ops.heads import Heads
 from engine.ops.operations import Ops
 
 
 @dataclass
-class Attention:
+class Attention(Mixer):
     """Weights of attention.
 
-    inputs: the layers of q, k and v; output: the layer after attention.
+    inputs: the layers of q, k and v.
     row_norms: the weights that normalize whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or none.
     table: the rotation angles, None: no rotation.
     """
 
     inputs: list[Linear]
-    output: Linear
     heads: Heads[Array]
     row_norms: list[Array]
     table: Array | None
@@ -79,4 +79,4 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
         query_scales=loader.temperature(c.temperature),
     )
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
-    return Attention(inputs, output, heads, list(weights.values()) if by_row else [], loader.table(c.rope))
+    return Attention(output, inputs, heads, list(weights.values()) if by_row else [], loader.table(c.rope))

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from engine.cache.kv import AttentionCacheSpec
+from engine.models.mixer_config import MixerConfig, Scratch
 from engine.models.rope_config import RopeConfig
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(MixerConfig):
     """A mixer: causal attention of n_head heads of queries over n_head_kv heads of keys of d_k and values of d_v elements.
 
     scale: the factor of the scores.
@@ -34,3 +36,26 @@ class AttentionConfig:
     sinks: bool = False
     temperature: tuple[float, int] | None = None
     source: int | None = None
+
+    def cache_spec(self, rewind: int) -> AttentionCacheSpec:
+        """Keys and values."""
+        return AttentionCacheSpec(self.n_head_kv, self.d_k, self.d_v, self.window)
+
+    @property
+    def row_elements(self) -> int:
+        """Queries with their gates, keys, values and results."""
+        return self.n_head * (3 * self.d_k + self.d_v) + self.n_head_kv * (self.d_k + self.d_v)
+
+    @property
+    def memory_source(self) -> int | None:
+        """``source``."""
+        return self.source
+
+    @property
+    def rotations(self) -> tuple[RopeConfig, ...]:
+        """``rope``, if there is one."""
+        return () if self.rope is None else (self.rope,)
+
+    def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
+        """The results of chunks before they are joined."""
+        return scratch.scratch_bytes(self.n_head, self.d_v, n_ctx)

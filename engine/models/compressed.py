@@ -19,7 +19,9 @@ import numpy as np
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.cache.compressed import CompressedCache
 from engine.models.compressed_config import CompressedConfig
+from engine.models.linear import Linear
 from engine.models.loader import Loader
+from engine.models.mixer import Mixer
 from engine.ops.compressor import Compressor
 from engine.ops.operations import Ops
 
@@ -43,7 +45,7 @@ class Indexer:
 
 
 @dataclass
-class Compressed:
+class Compressed(Mixer):
     """Weights of the mixer.  ones: float32 [d]; table: the rotation angles."""
 
     config: CompressedConfig
@@ -56,14 +58,13 @@ class Compressed:
     sinks: Array
     table: Array
     output_a: Matrix
-    output_b: Matrix
     rows: RowWeights | None
     indexer: Indexer | None
     eps: float
 
     def mix(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> Array:
-        """The output for the normalized rows n [rows, n_embd]: float32 [rows, n_embd].  Their latents, and the rows of blocks
-        that they complete, are stored in ``memory``."""
+        """The result for the normalized rows n [rows, n_embd], before the layer ``output``: float32 [rows, n_group * n_out].
+        Their latents, and the rows of blocks that they complete, are stored in ``memory``."""
         c = self.config
         made = [rows for rows in (self.rows, None if self.indexer is None else self.indexer.keys) if rows is not None]
         weights = [matrix for rows in made for matrix in (rows.values, rows.scores)]
@@ -89,8 +90,7 @@ class Compressed:
             chosen = ops.choose_rows(queries, rest[4], factor, c.ratio, own.top_k, memory.keys, batch)
         o = ops.attend_compressed(q, memory, batch, c.scale, self.sinks, c.ratio, chosen)
         o = ops.rotate_tail(o, c.n_head, batch, self.table, None, 0.0, True)
-        (y,) = ops.matmul(ops.grouped_matmul(o, self.output_a, c.n_group), self.output_b)
-        return y
+        return ops.grouped_matmul(o, self.output_a, c.n_group)
 
     def remember(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> None:
         """Store the latents of the normalized rows n [rows, n_embd] in ``memory``; there are no compressed rows."""
@@ -120,6 +120,7 @@ def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compr
             _load_rows(loader, blk + "indexer_compressor", c, own.d),
         )
     return Compressed(
+        Linear(loader.matrix(blk + "attn_output_b.weight", n_embd, c.n_group * c.n_out)),
         c,
         loader.matrix(blk + "attn_q_a.weight", c.n_q, n_embd),
         loader.vector(blk + "attn_q_a_norm.weight", c.n_q),
@@ -130,7 +131,6 @@ def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compr
         loader.vector(blk + "attn_sinks.weight", c.n_head),
         loader.rotary(c.rope).table,
         ops.weight(replace(output, stack=c.n_group)),
-        loader.matrix(blk + "attn_output_b.weight", n_embd, c.n_group * c.n_out),
         _load_rows(loader, blk + "attn_compressor", c, c.d) if c.ratio else None,
         indexer,
         loader.config.norm_eps,

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from engine.cache.compressed import CompressedCacheSpec
+from engine.cache.types import CHUNK
+from engine.models.mixer_config import MixerConfig
 from engine.models.rope_config import RopeConfig
 
 
@@ -15,7 +18,7 @@ class IndexerConfig:
 
 
 @dataclass(frozen=True)
-class CompressedConfig:
+class CompressedConfig(MixerConfig):
     """A mixer: attention of n_head heads over latents of d elements, each of which is key and value of all heads.  A token
     sees the latest ``window`` latents, and rows that compress ``ratio`` positions each; ratio 0: none.
 
@@ -43,3 +46,33 @@ class CompressedConfig:
     def overlap(self) -> int:
         """The number of consecutive blocks that a compressed row is made of."""
         return 2 if self.indexer is not None else 1
+
+    def cache_spec(self, rewind: int) -> CompressedCacheSpec:
+        """Latents of the window, compressed rows, and what the next ones are made of."""
+        keys, top_k = (self.indexer.d, self.indexer.top_k) if self.indexer is not None else (0, 0)
+        return CompressedCacheSpec(self.d, self.window, self.ratio, self.overlap, keys, top_k, rewind)
+
+    @property
+    def row_elements(self) -> int:
+        """Queries, latents, results of groups, queries of the indexer with the rows that it chooses, values and scores of
+        compressed rows."""
+        indexer, keys = 0, 0
+        if self.indexer is not None:
+            keys = self.indexer.d
+            indexer = self.indexer.n_head * (2 * keys + 1) + self.indexer.top_k
+        states = 2 * self.overlap * (self.d + keys) if self.ratio else 0
+        return 4 * self.n_head * self.d + 2 * self.n_q + 3 * self.d + self.n_group * self.n_out + indexer + states
+
+    @property
+    def rotations(self) -> tuple[RopeConfig, ...]:
+        """``rope``."""
+        return (self.rope,)
+
+    @property
+    def rounding(self) -> str:
+        """ "ds4" if ``rounded``."""
+        return "ds4" if self.rounded else ""
+
+    def score_bytes(self, n_ctx: int) -> int:
+        """Scores of the indexer over all compressed rows; 0 without one."""
+        return 0 if self.indexer is None else 4 * (n_ctx // self.ratio + CHUNK)

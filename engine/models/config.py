@@ -1,14 +1,10 @@
 """The immutable description of a model: its layers, each a mixer and a network with their own sizes."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.models.attention_config import AttentionConfig
-from engine.models.compressed_config import CompressedConfig
-from engine.models.delta_net_config import DeltaNetConfig
-from engine.models.latent_config import LatentConfig
-from engine.models.network_config import DenseConfig, ExpertsConfig
+from engine.models.mixer_config import MixerConfig
+from engine.models.network_config import NetworkConfig
 from engine.models.rope_config import RopeConfig
 
 ASSISTANT = "gemma4-assistant"
@@ -28,8 +24,8 @@ class Norms(NamedTuple):
 class LayerConfig:
     """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each."""
 
-    mixer: AttentionConfig | LatentConfig | DeltaNetConfig | CompressedConfig
-    network: DenseConfig | ExpertsConfig
+    mixer: MixerConfig
+    network: NetworkConfig
     norms: Norms = Norms()
 
 
@@ -97,39 +93,22 @@ class ModelConfig:
         return tuple(f"blk.{il}." for il in range(self.n_layer, self.n_layer + self.n_mtp_in_file))
 
     @property
-    def attentions(self) -> Iterator[AttentionConfig]:
-        """The mixers that are attention, in the order of their layers."""
-        return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, AttentionConfig))
-
-    @property
-    def latents(self) -> Iterator[LatentConfig]:
-        """The mixers that are latent attention, in the order of their layers."""
-        return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, LatentConfig))
-
-    @property
-    def compressed(self) -> Iterator[CompressedConfig]:
-        """The mixers that are attention over compressed rows, in the order of their layers."""
-        return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, CompressedConfig))
-
-    @property
-    def has_latents(self) -> bool:
-        """Whether there are layers whose memory is latents, each of which is a key and a value at once."""
-        return any(isinstance(layer.mixer, LatentConfig | CompressedConfig) for layer in self.all_layers)
-
-    @property
     def owners(self) -> tuple[int, ...]:
         """The layers that have a memory of their own, in rising order; the index of the layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)
-        return tuple(il for il, mixer in mixers if not isinstance(mixer, AttentionConfig) or mixer.source is None)
+        return tuple(il for il, mixer in mixers if mixer.memory_source is None)
 
     @property
     def ropes(self) -> frozenset[RopeConfig]:
         """The rotations of all layers."""
-        attentions = {mixer.rope for mixer in self.attentions if mixer.rope is not None}
-        return frozenset(attentions.union((m.rope for m in self.latents), (m.rope for m in self.compressed)))
+        return frozenset(rope for layer in self.all_layers for rope in layer.mixer.rotations)
+
+    @property
+    def rounding(self) -> str:
+        """The name of the rule by which layers round what they store; "" for none."""
+        return next((layer.mixer.rounding for layer in self.all_layers if layer.mixer.rounding), "")
 
     def memory(self, il: int) -> int:
         """The index in ``owners`` of the layer whose memory layer il reads: itself, or the source of its keys and values."""
-        mixer = self.all_layers[il].mixer
-        source = mixer.source if isinstance(mixer, AttentionConfig) else None
+        source = self.all_layers[il].mixer.memory_source
         return self.owners.index(il if source is None else source)

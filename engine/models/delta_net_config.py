@@ -2,9 +2,20 @@
 
 from dataclasses import dataclass
 
+from engine.cache.recurrent import RecurrentCacheSpec
+from engine.models.mixer_config import MixerConfig
 from engine.ops.delta_net import DeltaNetSizes
 
 
 @dataclass(frozen=True)
-class DeltaNetConfig(DeltaNetSizes):
+class DeltaNetConfig(DeltaNetSizes, MixerConfig):
     """A mixer: a gated delta net of these sizes."""
+
+    def cache_spec(self, rewind: int) -> RecurrentCacheSpec:
+        """States, lists of the latest tokens, and inputs of the convolution."""
+        return RecurrentCacheSpec(self.n_channels, self.n_conv, self.n_k, self.n_v, self.state_size, rewind)
+
+    @property
+    def row_elements(self) -> int:
+        """Channels before and after the convolution, gates and results."""
+        return 2 * self.n_channels + 2 * self.n_v * self.state_size

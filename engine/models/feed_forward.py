@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
-from engine.arrays import Array, Matrix, Value
+from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
+from engine.models.mixer import Network
 from engine.models.network_config import DenseConfig, ExpertsConfig
+from engine.models.residual import Residual
 from engine.models.weights import join_rows
 from engine.ops.activation import Activation
 from engine.ops.experts import Experts
@@ -13,7 +15,7 @@ from engine.ops.operations import Ops
 
 
 @dataclass
-class FeedForward:
+class FeedForward(Network):
     """activation(x Wgate, x Wup) Wdown: gate and up [n_ff, n_embd], down [n_embd, n_ff]; ``gate`` is None where the
     activation has no gate."""
 
@@ -22,6 +24,10 @@ class FeedForward:
     down: Linear
     activation: Activation
 
+    def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
+        """The residual stream x, and the result for b added to it."""
+        return residual.add_product(ops, x, self.hidden(ops, b), self.down)
+
     def hidden(self, ops: Ops, x: Value) -> Value:
         """The activations for rows x [rows, n_embd], before the layer ``down``: float32 [rows, n_ff]."""
         if self.gate is None:
@@ -29,6 +35,19 @@ class FeedForward:
             return ops.activate(self.activation, None, up)
         gate, up = products(ops, x, [self.gate, self.up])
         return ops.activate(self.activation, gate, up)
+
+
+@dataclass
+class Mixture(Network):
+    """The experts of a mixture, with their router and their shared network."""
+
+    experts: Experts[Array, Matrix]
+
+    def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
+        """The residual stream x, and the result for b added to it."""
+        if residual.plain:
+            return ops.experts(self.experts, x, b, None, batch.tokens)
+        return residual.add(ops, x, ops.experts(self.experts, None, b, None, batch.tokens))
 
 
 def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForward:
@@ -42,6 +61,11 @@ def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForw
     else:
         up = loader.linear(blk + "ffn_up", n_ff, n_embd)
     return FeedForward(gate, up, loader.linear(blk + "ffn_down", n_embd, n_ff), config.activation)
+
+
+def load_mixture(loader: Loader, blk: str, config: ExpertsConfig) -> Mixture:
+    """Load the tensors of :func:`load_experts`."""
+    return Mixture(load_experts(loader, blk, config))
 
 
 def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Array, Matrix]:

@@ -19,6 +19,7 @@ from engine.errors import ModelError
 from engine.models.latent_config import LatentConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
+from engine.models.mixer import Mixer
 from engine.models.weights import join_rows
 from engine.ops.latent import Latent
 from engine.ops.operations import Ops
@@ -26,18 +27,17 @@ from engine.ops.weight import Weight
 
 
 @dataclass
-class LatentAttention:
+class LatentAttention(Mixer):
     """Weights of latent attention.
 
     q_a: the layer of a latent of the queries, and q_norm its norm, float32 [q_rank]; or None.
-    queries: the layers of both parts of all queries; keys: those of c and k'; output: the layer after attention.
+    queries: the layers of both parts of all queries; keys: those of c and k'.
     """
 
     q_a: Linear | None
     q_norm: Array | None
     queries: list[Linear]
     keys: list[Linear]
-    output: Linear
     latent: Latent[Array, Matrix]
 
     def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
@@ -70,11 +70,11 @@ def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> Lat
     keys = _divided(loader, blk + "attn_kv_a_mqa", 1, (c.rank, c.n_rope), n_embd)
     k_b, v_b = _per_head(loader, blk, c)
     return LatentAttention(
+        loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v),
         q_a,
         q_norm,
         queries,
         keys,
-        loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v),
         Latent(
             *(c.n_head, c.n_nope, c.n_rope, c.rank, c.d_v, c.scale, loader.config.norm_eps),
             norm=loader.vector(blk + "attn_kv_a_norm.weight", c.rank),

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from engine.cache.latent import LatentCacheSpec
+from engine.models.mixer_config import MixerConfig, Scratch
 from engine.models.rope_config import RopeConfig
 
 
 @dataclass(frozen=True)
-class LatentConfig:
+class LatentConfig(MixerConfig):
     """A mixer: causal attention whose heads share one latent vector per position (MLA).
 
     A position is stored as rank + n_rope elements: a latent, from which each head's key and value of the position could be
@@ -34,3 +36,23 @@ class LatentConfig:
     def width(self) -> int:
         """Elements that are stored per position."""
         return self.rank + self.n_rope
+
+    def cache_spec(self, rewind: int) -> LatentCacheSpec:
+        """Latents."""
+        return LatentCacheSpec(self.width)
+
+    @property
+    def row_elements(self) -> int:
+        """A latent, and of each head its query before and after the product with k_b and its result before and after the
+        product with v_b."""
+        heads = self.n_head * (self.n_nope + 2 * self.n_rope + 2 * self.rank + self.d_v)
+        return self.q_rank + 2 * self.width + heads
+
+    @property
+    def rotations(self) -> tuple[RopeConfig, ...]:
+        """``rope``."""
+        return (self.rope,)
+
+    def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
+        """The results of chunks before they are joined."""
+        return scratch.latent_scratch_bytes(self.n_head, self.rank, n_ctx, rows)

@@ -15,6 +15,16 @@ class Linear:
     bias: Array | None = None
     scale: float = 1.0
 
+    def apply(self, ops: Ops, x: Value) -> Array:
+        """The result for rows x [rows, columns]: float32 [rows, rows of the matrix]."""
+        (y,) = products(ops, x, [self])
+        return y
+
+    def add_to(self, ops: Ops, x: Array, o: Value) -> Array:
+        """x [rows, rows of the matrix] and the result for rows o [rows, columns], in one operation; ``scale`` must be 1."""
+        assert self.scale == 1.0
+        return ops.matmul_add(x, o, self.matrix, self.bias)
+
     def finish(self, ops: Ops, y: Array, biased: bool = True) -> Array:
         """y = x @ matrix^T, scaled and, if ``biased``, with the bias: float32 [rows of x, rows]."""
         if self.scale != 1.0:

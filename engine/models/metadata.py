@@ -315,7 +315,7 @@ class Metadata:
             )
         drafts = self.n_mtp > 0 and not self.mtp_problem
         layers = tuple(layer(il) for il in range(self.n_layer + drafts))
-        if self.mixture and not any(isinstance(each.network, ExpertsConfig) for each in layers):
+        if self.mixture and not any(each.network.is_mixture for each in layers):
             a = self.architecture
             self.unsupported(f"{a} models with experts are not supported; use a dense {a} model.")
         return ModelConfig(

@@ -2,18 +2,10 @@
 
 from collections.abc import Iterable
 
-from engine.cache.compressed import CompressedCacheSpec
-from engine.cache.kv import AttentionCacheSpec, pass_rows
-from engine.cache.latent import LatentCacheSpec
-from engine.cache.recurrent import RecurrentCacheSpec
+from engine.cache.kv import pass_rows
 from engine.cache.spec import CacheSpec, Ring
-from engine.cache.types import CHUNK, Types
-from engine.models.attention_config import AttentionConfig
-from engine.models.compressed_config import CompressedConfig
+from engine.cache.types import Types
 from engine.models.config import ModelConfig
-from engine.models.delta_net_config import DeltaNetConfig
-from engine.models.latent_config import LatentConfig
-from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.ops.operations import AnyOperations
 
 
@@ -41,27 +33,16 @@ def context_bytes(
 
 def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -> int:
     """An estimate of the bytes that passes of up to ``rows`` rows need for intermediate results."""
-    scratch = [ops.scratch_bytes(a.n_head, a.d_v, n_ctx) for a in config.attentions]
-    scratch += [ops.latent_scratch_bytes(a.n_head, a.rank, n_ctx, rows) for a in config.latents]
-    return max(scratch, default=0) + rows * (row_bytes(config) + score_bytes(config, n_ctx))
+    mixers = [layer.mixer for layer in config.all_layers]
+    scratch = max(mixer.scratch_bytes(ops, n_ctx, rows) for mixer in mixers)
+    scores = max(mixer.score_bytes(n_ctx) for mixer in mixers)
+    return scratch + rows * (row_bytes(config) + scores)
 
 
 def cache_specs(config: ModelConfig, rewind: int) -> list[CacheSpec]:
-    """The shape of the memory of each layer that has one; the layer that drafts comes last.  rewind: the number of latest
+    """What each layer that has a memory of its own stores; the layer that drafts comes last.  rewind: the number of latest
     tokens that recurrent layers can roll back."""
-    specs: list[CacheSpec] = []
-    for il in config.owners:
-        m = config.all_layers[il].mixer
-        if isinstance(m, DeltaNetConfig):
-            specs.append(RecurrentCacheSpec(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
-        elif isinstance(m, LatentConfig):
-            specs.append(LatentCacheSpec(m.width))
-        elif isinstance(m, CompressedConfig):
-            keys, top_k = (m.indexer.d, m.indexer.top_k) if m.indexer is not None else (0, 0)
-            specs.append(CompressedCacheSpec(m.d, m.window, m.ratio, m.overlap, keys, top_k, rewind))
-        else:
-            specs.append(AttentionCacheSpec(m.n_head_kv, m.d_k, m.d_v, m.window))
-    return specs
+    return [config.all_layers[il].mixer.cache_spec(rewind) for il in config.owners]
 
 
 def table_bytes(specs: Iterable[CacheSpec], types: Types, n_ctx: int, n_sequences: int) -> int:
@@ -99,40 +80,13 @@ def angle_bytes(config: ModelConfig, positions: int) -> int:
     return 4 * positions * sum(rope.n_rot for rope in config.ropes)
 
 
-def score_bytes(config: ModelConfig, positions: int) -> int:
-    """Bytes per row of the scores of an indexer, over the rows that compress ``positions`` positions; 0 without one."""
-    ratios = (mixer.ratio for mixer in config.compressed if mixer.indexer is not None)
-    return max((4 * (positions // ratio + CHUNK) for ratio in ratios), default=0)
-
-
 def row_bytes(config: ModelConfig) -> int:
     """An estimate of the bytes per row that one layer needs during a pass: the residual stream and what is added to it,
     queries, keys, values, channels and gates, and the feed-forward network; in float32 and, for products, in int8."""
-    mixers = max(_mixer_row(layer.mixer) for layer in config.all_layers)
-    networks = max(_network_row(layer.network, config.n_embd) for layer in config.all_layers)
+    mixers = max(layer.mixer.row_elements for layer in config.all_layers)
+    networks = max(layer.network.row_elements(config.n_embd) for layer in config.all_layers)
     told = 3 * config.n_layer * config.n_per_layer
     streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
     floats = 8 * config.n_embd + mixers + networks + told + streams
     # A third more for int8 and for fragmentation.
     return 4 * floats * 3 // 2
-
-
-def _mixer_row(m: AttentionConfig | LatentConfig | DeltaNetConfig | CompressedConfig) -> int:
-    if isinstance(m, LatentConfig):
-        # A head's query before and after its product with k_b, its result before and after that with v_b.
-        return m.q_rank + 2 * m.width + m.n_head * (m.n_nope + 2 * m.n_rope + 2 * m.rank + m.d_v)
-    if isinstance(m, DeltaNetConfig):
-        return 2 * m.n_channels + 2 * m.n_v * m.state_size
-    if isinstance(m, CompressedConfig):
-        keys = m.indexer.d if m.indexer is not None else 0
-        indexer = m.indexer.n_head * (2 * keys + 1) + m.indexer.top_k if m.indexer is not None else 0
-        states = 2 * m.overlap * (m.d + keys) if m.ratio else 0
-        return 4 * m.n_head * m.d + 2 * m.n_q + 3 * m.d + m.n_group * m.n_out + indexer + states
-    return m.n_head * (3 * m.d_k + m.d_v) + m.n_head_kv * (m.d_k + m.d_v)
-
-
-def _network_row(network: DenseConfig | ExpertsConfig, n_embd: int) -> int:
-    if isinstance(network, DenseConfig):
-        return 2 * network.n_ff
-    beside = _network_row(network.beside, n_embd) if network.beside is not None else 0
-    return beside + network.n_used * (2 * network.n_ff + n_embd) + 2 * network.n_ff_shared

@@ -14,6 +14,7 @@ from engine.errors import ModelError
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.linear import Linear
 from engine.models.loader import Loader
+from engine.models.mixer import Mixer
 from engine.models.weights import stacked
 from engine.ops.delta_net import DeltaNet
 from engine.ops.operations import Ops
@@ -21,13 +22,12 @@ from engine.ops.weight import Weight
 
 
 @dataclass
-class Recurrent:
+class Recurrent(Mixer):
     """Weights of a delta net; alpha and beta of one format are stacked into one matrix, which saves a launch."""
 
     attn_qkv: Linear
     attn_gate: Linear
     ssm_alpha_beta: tuple[Matrix, ...]
-    output: Linear
     net: DeltaNet[Array]
 
     def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
@@ -47,10 +47,10 @@ def load_recurrent(loader: Loader, blk: str, config: DeltaNetConfig) -> Recurren
     if loader.has(old := blk + "ssm_in.weight"):
         raise ModelError(f"{loader.gguf.path}: tensor {old} is of an early conversion; convert the model again.")
     return Recurrent(
+        loader.linear(blk + "ssm_out", n_embd, d_v),
         loader.linear(blk + "attn_qkv", net.n_channels, n_embd),
         loader.linear(blk + "attn_gate", d_v, n_embd),
         _alpha_beta(loader, blk, net),
-        loader.linear(blk + "ssm_out", n_embd, d_v),
         DeltaNet(
             *(net.n_k, net.n_v, net.state_size, net.n_conv, loader.config.norm_eps),
             grouped=net.grouped,

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.cache.types import F16, F32, Types
+from engine.cache.types import F16, Types
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
 from engine.models.base import Model
-from engine.models.compressed_config import CompressedConfig
-from engine.models.config import ASSISTANT, LayerConfig, ModelConfig
+from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.families import (
     apertus,
     arcee,
@@ -163,33 +162,6 @@ def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
     """The layer of another file, which ``with_mtp`` has made a part of the model's configuration.  Raises ModelError if its
     tensors do not match the model."""
     return load_mtp(model, layer) if model.config.streams is None else StreamsMTP(model, layer)
-
-
-def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
-    """The configuration of a deepseek4 model that rounds what it stores as ds4 does.  Raises ModelError if that is not
-    defined for the model or for the types of its cache."""
-    option = "ds4's rounding (ds4_rounding=True)"
-    if config.architecture != "deepseek4":
-        raise ModelError(
-            f"{gguf.path}: {option} is defined for deepseek4 models only, and this is {config.architecture}."
-        )
-    if types != F32:
-        raise ModelError(
-            f"{gguf.path}: {option} needs the cache type f32, because compressed rows are rounded where they are stored; "
-            'use cache_type="f32".'
-        )
-    for mixer in config.compressed:
-        if mixer.indexer is not None and mixer.indexer.d & (mixer.indexer.d - 1):
-            raise ModelError(
-                f"{gguf.path}: {option} needs an indexer whose keys have a power of two of elements, not {mixer.indexer.d}."
-            )
-
-    def rounded(layer: LayerConfig) -> LayerConfig:
-        assert isinstance(layer.mixer, CompressedConfig)
-        return replace(layer, mixer=replace(layer.mixer, rounded=True))
-
-    mtp = None if config.mtp is None else rounded(config.mtp)
-    return replace(config, layers=tuple(map(rounded, config.layers)), mtp=mtp)
 
 
 def without_mtp(config: ModelConfig) -> ModelConfig:

@@ -53,7 +53,7 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
     idle = [*config.drafting]
-    borrowing = (il for il, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None)
+    borrowing = (il for il, layer in enumerate(config.layers) if layer.mixer.memory_source is not None)
     idle += [f"blk.{il}.attn_{name}" for il in borrowing for name in ("k", "v")]
     total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
     tables = ["per_layer_token_embd.weight", *(name for name in tensors if name.endswith("tid2eid.weight"))]

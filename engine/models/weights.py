@@ -10,7 +10,6 @@ from engine.errors import ModelError
 from engine.gguf.file import GGUF, Tensor
 from engine.gguf.quants import FORMATS, format_of
 from engine.models.config import ModelConfig
-from engine.models.network_config import ExpertsConfig
 from engine.ops.weight import Weight
 
 
@@ -105,8 +104,7 @@ def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:
         found = _EXPERTS.match(name)
         if found is None or int(found[1]) >= len(config.all_layers):
             return 1.0
-        network = config.all_layers[int(found[1])].network
-        return network.n_used / network.n_expert if isinstance(network, ExpertsConfig) else 1.0
+        return config.all_layers[int(found[1])].network.share_read
 
     return sum(int(tensor.nbytes * share(tensor.name)) for tensor in tensors)
 

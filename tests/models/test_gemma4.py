@@ -236,7 +236,7 @@ def config(gguf: GGUF, values: dict[str, Any]) -> ModelConfig:
 
 
 def mixers(c: ModelConfig) -> list[AttentionConfig]:
-    return list(c.attentions)
+    return [layer.mixer for layer in c.all_layers if isinstance(layer.mixer, AttentionConfig)]
 
 
 # tiny-gemma4 has 6 layers, every third of them global, 6 heads, and 2 heads of keys of 64 elements or 1 of 96.

@@ -24,7 +24,7 @@ from engine.models.compressed_config import CompressedConfig
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.latent_config import LatentConfig
-from engine.models.network_config import DenseConfig, ExpertsConfig
+from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
 from engine.models.registry import ARCHITECTURES, build, read_config
 from engine.models.rope_config import RopeConfig
 from tests.conftest import REPOSITORY
@@ -173,7 +173,7 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         check_rope(published, mixer.rope, d, slides)
 
 
-def check_network(published: Published, il: int, network: DenseConfig | ExpertsConfig) -> None:
+def check_network(published: Published, il: int, network: NetworkConfig) -> None:
     text = published.text
     count = published.first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     dense = published.first("first_k_dense_replace", "moe_layer_start_index") or 0

@@ -20,6 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.arrays import Array, Batch, Matrix
+from engine.cache.types import F32, Types
+from engine.errors import ModelError
+from engine.gguf.file import GGUF
 from engine.limits import STREAMS
 from engine.models.architecture import Architecture
 from engine.models.base import Model
@@ -140,6 +143,33 @@ def _limits(m: Metadata) -> list[Activation]:
     return [Activation("swiglu_clamped", (limit,)) if limit else SWIGLU for limit in every[0]]
 
 
+def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
+    """The configuration of a deepseek4 model that rounds what it stores as ds4 does.  Raises ModelError if that is not
+    defined for the model or for the types of its cache."""
+    option = "ds4's rounding (ds4_rounding=True)"
+    if config.architecture != "deepseek4":
+        raise ModelError(
+            f"{gguf.path}: {option} is defined for deepseek4 models only, and this is {config.architecture}."
+        )
+    if types != F32:
+        raise ModelError(
+            f"{gguf.path}: {option} needs the cache type f32, because compressed rows are rounded where they are stored; "
+            'use cache_type="f32".'
+        )
+
+    def rounded(layer: LayerConfig) -> LayerConfig:
+        mixer = layer.mixer
+        assert isinstance(mixer, CompressedConfig)
+        if mixer.indexer is not None and mixer.indexer.d & (mixer.indexer.d - 1):
+            raise ModelError(
+                f"{gguf.path}: {option} needs an indexer whose keys have a power of two of elements, not {mixer.indexer.d}."
+            )
+        return replace(layer, mixer=replace(mixer, rounded=True))
+
+    mtp = None if config.mtp is None else rounded(config.mtp)
+    return replace(config, layers=tuple(map(rounded, config.layers)), mtp=mtp)
+
+
 @dataclass
 class DeepSeek4Layer:
     """Weights of one layer."""
@@ -156,7 +186,8 @@ class DeepSeek4Layer:
         """Streams in, streams out, float32 [rows, 4 n_embd]."""
         weights = self.mixer_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
-        x = ops.expand(x, self.mixer.mix(ops, n, memory, batch), weights)
+        y = self.mixer.output.apply(ops, self.mixer.mix(ops, n, memory, batch))
+        x = ops.expand(x, y, weights)
         weights = self.network_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.network_norm, self.norm_eps)
         return ops.expand(x, ops.experts(self.network, None, n, None, batch.tokens), weights)

@@ -1,0 +1,33 @@
+"""How the result of a mixer or of a network is added to the residual stream."""
+
+from dataclasses import dataclass
+
+from engine.arrays import Array, Value
+from engine.models.linear import Linear
+from engine.ops.operations import Ops
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + rms_norm(y, norm), norm float32 [n_embd]; without a norm, x + scale y."""
+
+    norm: Array | None
+    eps: float
+    scale: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is x + y."""
+        return self.norm is None and self.scale == 1.0
+
+    def add(self, ops: Ops, x: Array, y: Array) -> Array:
+        """The residual stream x and the result y, float32 [rows, n_embd]."""
+        if self.norm is None:
+            return ops.add(x, y, self.scale)
+        return ops.rms_norm_add(x, y, self.norm, self.eps)
+
+    def add_product(self, ops: Ops, x: Array, o: Value, output: Linear) -> Array:
+        """The residual stream x and the result of the layer ``output`` for the rows o, float32 [rows, n_embd]."""
+        if self.plain and output.scale == 1.0:
+            return output.add_to(ops, x, o)
+        return self.add(ops, x, output.apply(ops, o))
