@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import engine
-from engine.speculative import loop
+from engine.speculative import speculation as drafting
 from engine.speculative.controller import Costs
 from engine.speculative.params import SpeculationParams
 from engine.speculative.statistics import Statistics
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="answers to each prompt if they are sampled (1)")
     args = parser.parse_args()
     llm = engine.load(args.target, device=args.device, draft_model=args.draft, cache_type=args.cache_type)
-    loop.Costs = NoCosts  # type: ignore[misc]
+    drafting.Costs = NoCosts  # type: ignore[misc]
     for temperature in args.temp:
         for most in args.draft_max:
             total, same, n = Statistics(), 0, 0

@@ -30,7 +30,7 @@ def main() -> None:
     def submit(n_prompt: int, count: int) -> Request:
         ids = rng.integers(0, n_vocab, n_prompt).tolist()
         request = Request(ids, Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab), count)
-        llm.scheduler.submit(request)
+        llm.core.submit(request)
         return request
 
     print(f"{llm.model.ops.label}: {args.users} answers, a prompt of {args.prompt} tokens")
@@ -42,19 +42,19 @@ def main() -> None:
         llm.reset()
         begun = time.perf_counter()
         submit(args.prompt, 1)
-        while llm.scheduler.step():
+        while llm.core.step():
             pass
         alone = time.perf_counter() - begun
         answers = [submit(64, 800) for _ in range(args.users)]
         while not all(request.items for request in answers):
-            llm.scheduler.step()
+            llm.core.step()
         usual = intervals(llm, answers, answers[0], 200)
         begun = time.perf_counter()
         prompt = submit(args.prompt, 1)
         delayed = intervals(llm, answers, prompt, 1)
         beside = time.perf_counter() - begun
         for request in answers:
-            llm.scheduler.close(request)
+            llm.core.close(request)
         (m, m99), (d, d99) = ((np.median(times), np.percentile(times, 99)) for times in (usual, delayed))
         print(
             f"| {alone:.3f} | {beside:.3f} | {alone / beside:.0%} | {1e3 * m:.2f} ({1e3 * m99:.2f}) "
@@ -68,7 +68,7 @@ def intervals(llm: engine.LLM, answers: list[Request], awaited: Request, count: 
     counts = [len(request.items) for request in answers]
     latest, found = [time.perf_counter()] * len(answers), []
     while len(awaited.items) < count:
-        llm.scheduler.step()
+        llm.core.step()
         now = time.perf_counter()
         for i, request in enumerate(answers):
             if len(request.items) > counts[i]:

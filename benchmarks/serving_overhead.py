@@ -93,8 +93,8 @@ def at_once(llm: engine.LLM, n: int, n_prompt: int, n_gen: int) -> float:
     begun = time.perf_counter()
     for _ in range(n):
         greedy = Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab)
-        llm.scheduler.submit(Request(rng.integers(1000, 4000, n_prompt).tolist(), greedy, n_gen))
-    while llm.scheduler.step():
+        llm.core.submit(Request(rng.integers(1000, 4000, n_prompt).tolist(), greedy, n_gen))
+    while llm.core.step():
         pass
     return time.perf_counter() - begun
 

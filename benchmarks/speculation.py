@@ -17,7 +17,7 @@ import numpy as np
 
 import engine
 from engine.decode.generation import Generation
-from engine.speculative import loop
+from engine.speculative import speculation as drafting
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
 
@@ -103,7 +103,7 @@ def main() -> None:
         if args.no_lookup:
             continue
         for what, text in (("echo", plain.ids), ("nothing to find", [])):
-            original, loop.PromptLookup, Echo.text = loop.PromptLookup, Echo, text  # type: ignore[misc]
+            original, drafting.PromptLookup, Echo.text = drafting.PromptLookup, Echo, text  # type: ignore[misc]
             try:
                 for most in (0, 15):
                     params = SpeculationParams(lookup=True, draft_max=most)
@@ -113,7 +113,7 @@ def main() -> None:
                         plain,
                     )
             finally:
-                loop.PromptLookup = original  # type: ignore[misc]
+                drafting.PromptLookup = original  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Unpack, overload
 
 from engine.checks import described, function, require, token_ids, whole
-from engine.context import Context
 from engine.decode.generation import Generation, begun
 from engine.errors import ContextError, UsageError
+from engine.generating_model import GeneratingModel
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.limits import MOST_PARALLEL
@@ -22,14 +22,14 @@ from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams, stop_texts, with_sampling_params
 from engine.schemas import Schema, grammar_of
 from engine.several import each, finish, is_several
-from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams
+from engine.speculative.speculation import Speculation
 from engine.stream import Stream
 from engine.text.breakers import BREAKERS, breaker_ids
 from engine.text.tokenizer import Tokenizer
 
 
-class Answers(Context):
+class Answers(GeneratingModel):
     """A model that continues texts."""
 
     #: The sampling parameters that its file recommends.

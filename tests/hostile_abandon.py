@@ -118,7 +118,7 @@ def in_threads(llm: engine.LLM, table: Table, n: int) -> None:
     gc.collect()
     llm.complete(table.asks[0][0], max_tokens=1)
     llm.check_pages()
-    assert llm.scheduler.company == 0, "answers that nobody wants have slots"
+    assert llm.core.n_active == 0, "answers that nobody wants have slots"
 
 
 async def _storm(
@@ -183,7 +183,7 @@ async def in_a_loop(llm: engine.LLM, table: Table, n: int) -> None:
         await asyncio.sleep(0.01)
     await asyncio.to_thread(served.driver.close)
     llm.check_pages()
-    assert llm.scheduler.company == 0, "answers that nobody wants have slots"
+    assert llm.core.n_active == 0, "answers that nobody wants have slots"
 
 
 def _body(table: Table, i: int, **fields: Any) -> bytes:
@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         until = time.monotonic() + 30
                         while served.driver.n_answers and time.monotonic() < until:
                             time.sleep(0.01)
-                        assert served.driver.n_answers == served.llm.scheduler.company == 0, "answers are left"
+                        assert served.driver.n_answers == served.llm.core.n_active == 0, "answers are left"
                         served.llm.check_pages()
                 new = table.counts - before
                 new["honest"] += 0

@@ -180,7 +180,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/cuda/simulated/test_speculation.py",
             ),
             "engine/speculative/lookup.py": ("tests/speculative/test_lookup.py",),
-            "engine/speculative/loop.py": (
+            "engine/speculative/speculation.py": (
                 "tests/speculative/test_speculation.py",
                 "tests/speculative/test_ratio.py",
                 "tests/cuda/simulated/test_speculation.py",
@@ -188,7 +188,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/speculative/mtp.py": ("tests/models/test_mtp.py", "tests/cuda/simulated/test_speculation.py"),
             "engine/speculative/params.py": ("tests/speculative/test_speculation.py", "tests/cli/test_flags.py"),
             "engine/speculative/proposal.py": ("tests/speculative/test_speculation.py",),
-            "engine/speculative/steps.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
+            "engine/decode/host_steps.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
         },
     ),
     "sampler": (

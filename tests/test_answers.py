@@ -44,14 +44,14 @@ def test_answers_of_a_list_are_those_of_each_alone(llm: engine.LLM, monkeypatch:
     alone = [llm.complete(prompt, logprobs=2, **SEEDED) for prompt in PROMPTS]
     llm.reset()
     most = 0
-    take = llm.scheduler._flights.take
+    take = llm.core.scheduler.take
 
     def counted() -> None:
         nonlocal most
-        most = max(most, llm.scheduler.company)
+        most = max(most, llm.core.n_active)
         take()
 
-    monkeypatch.setattr(llm.scheduler._flights, "take", counted)
+    monkeypatch.setattr(llm.core.scheduler, "take", counted)
     together = llm.complete(PROMPTS, logprobs=2, **SEEDED)
     assert list(map(bits, together)) == list(map(bits, alone))
     assert most == 2  # parallel
@@ -89,7 +89,7 @@ def test_an_error_ends_all_answers_of_a_list(llm: engine.LLM) -> None:
 
     with pytest.raises(ZeroDivisionError):
         llm.complete(PROMPTS, logits_processors=[fail], max_tokens=30)
-    assert llm.scheduler.company == 0
+    assert llm.core.n_active == 0
 
 
 @pytest.mark.parametrize("terminal", [True, False])

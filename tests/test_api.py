@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.scheduler import AHEAD_TOKENS
+from engine.decode.running_batch import AHEAD_TOKENS
 from engine.errors import ContextError, EngineError, TemplateError, TokenizerError, UsageError
 from engine.hub.resolve import resolve
 from engine.options import Options
@@ -175,11 +175,16 @@ def test_examples_in_docstrings_run() -> None:
     ]
     # Methods that a class inherits are found in the class that defines them.
     from engine.answers import Answers
-    from engine.context import Context
+    from engine.cached_model import CachedModel
     from engine.conversations import Conversations
-    from engine.reading import Reader
+    from engine.generating_model import GeneratingModel
 
-    tests += [test for base in (Answers, Conversations, Context, Reader) for test in finder.find(base) if test.examples]
+    tests += [
+        test
+        for base in (Answers, Conversations, GeneratingModel, CachedModel)
+        for test in finder.find(base)
+        if test.examples
+    ]
     assert len(tests) >= 9
     for test in tests:
         runner.run(test, out=out.write)
@@ -960,20 +965,20 @@ def test_an_answer_is_collected_in_the_middle_of_a_pass(monkeypatch: pytest.Monk
         abandoned = begin(llm.generate(PROMPT, max_tokens=30, temperature=0))
         watched = weakref.ref(abandoned)
         # Its thread waits for nothing, so no step of it is in the passes below unless it is computed ahead.
-        forward_many, collected = llm.model.forward_many, False
+        step, collected = llm.model.step, False
 
         def collecting(parts: Any) -> Any:
             nonlocal abandoned, collected
             if not collected:
-                collected, company = True, llm.scheduler.company
+                collected, company = True, llm.core.n_active
                 del abandoned
                 gc.collect()
-                assert watched() is None and llm.scheduler.company == company == 2
-            return forward_many(parts)
+                assert watched() is None and llm.core.n_active == company == 2
+            return step(parts)
 
-        monkeypatch.setattr(llm.model, "forward_many", collecting)
+        monkeypatch.setattr(llm.model, "step", collecting)
         assert llm.complete(OTHER, **SEEDED).ids == expected
-        assert collected and llm.scheduler.company == 0
+        assert collected and llm.core.n_active == 0
 
 
 def test_an_answer_that_waits_is_read_again_only_when_it_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1002,19 +1007,19 @@ def test_an_answer_that_waits_is_read_again_only_when_it_is_continued(monkeypatc
 
 def test_slow_answers_do_not_take_the_slot_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that waits for its next token does not lose its slot, however long that takes."""
-    monkeypatch.setattr("engine.decode.scheduler.PATIENCE", 1e-9)
-    monkeypatch.setattr("engine.decode.scheduler.AHEAD_TOKENS", 1)
+    monkeypatch.setattr("engine.decode.preemption.PATIENCE", 1e-9)
+    monkeypatch.setattr("engine.decode.running_batch.AHEAD_TOKENS", 1)
     with engine.load(n_ctx=128) as llm:
         alone = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS]
         first = llm.generate(PROMPT, **SEEDED)
         next(first)
-        request = next(r for r in llm.scheduler._company.active)
-        request.asking = True  # as while another thread waits in ``Scheduler.next``
+        request = llm.core.scheduler.batch.requests[0]
+        request.asking = True  # as while another thread waits in ``EngineCore.next``
         other = threading.Thread(target=lambda: found.append(llm.complete(OTHER, **SEEDED).ids), daemon=True)
         found: list[list[int]] = []
         other.start()
         other.join(0.2)
-        assert request.slot is not None and not found
+        assert request.has_slot and not found
         list(first)
         other.join(60)
         assert first.ids == alone[0] and found == [alone[1]]

@@ -15,12 +15,12 @@ from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
 import engine
+from engine.cached_model import ON_GPU
 from engine.decode.generation import request_of
 from engine.errors import UsageError
 from engine.grammar import tokens
 from engine.llm import LLM
 from engine.locking import IN_USE, Lock
-from engine.reading import ON_GPU
 from engine.synthetic.model import make_model
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

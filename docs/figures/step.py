@@ -11,10 +11,10 @@ from engine.arrays import Batch
 from engine.cuda.runtime.steps import AHEAD
 from engine.cuda.runtime.tensor import DeviceWeight
 from engine.cuda.target import Target
+from engine.decode.request import Request
+from engine.decode.running import InFlightRequest, Running
 from engine.sampling.sampler import Sampler, SamplingParams
-from engine.speculative.loop import NOTHING
-from engine.speculative.run import Run
-from engine.speculative.steps import Ride
+from engine.speculative.speculation import NOTHING
 
 if TYPE_CHECKING:
     from docs.figures.style import Page
@@ -73,9 +73,10 @@ def facts() -> dict[str, Any]:
     llm = engine.load(device=target, n_ctx=1024)
     model, ops = llm.model, llm.model.ops
     sampler = Sampler(SamplingParams(seed=1), llm.config.n_vocab)
-    steps, run = ops.steps(model), Run(model.sequence, sampler, [0], 1)
+    steps = ops.steps(model)
+    run = Running(Request([0], sampler, 1), model.sequence, steps)
     steps.begin(run)
-    steps.start([Ride(run, NOTHING)])
+    steps.start([InFlightRequest(run, NOTHING)])
     names = dict(matrices([model.token_embd, model.output, *model.layers]))
     launches = [
         [name, blocks, threads, list(dict.fromkeys(names[given] for given in arguments if given in names))]

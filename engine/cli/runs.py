@@ -57,14 +57,15 @@ def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
     else each token is one forward pass with its logits."""
     from engine.decode.device import device_steps
+    from engine.decode.request import Request
+    from engine.decode.running import Running, follow
     from engine.sampling.sampler import Sampler, SamplingParams
-    from engine.speculative.run import Run, follow
 
     first = llm.sequence.length
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     if (steps := device_steps(llm.model, greedy.params)) is not None:
         history = np.resize(tokens, first + 1).tolist()
-        for _ in follow(steps, Run(llm.sequence, greedy, history, tokens.size)):
+        for _ in follow(Running(Request(history, greedy, tokens.size), llm.sequence, steps)):
             pass
         return
     for i in range(tokens.size):

@@ -141,16 +141,18 @@ def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -
     """The ``n`` likeliest tokens after ``known``, of which the cache holds all but the last, and the share of drafts that was
     kept."""
     from engine.decode.device import device_steps
+    from engine.decode.host_steps import HostSteps
+    from engine.decode.request import Request
+    from engine.decode.running import Running, Steps, follow
     from engine.sampling.sampler import Sampler, SamplingParams
-    from engine.speculative.loop import Speculation
-    from engine.speculative.run import Run, follow
-    from engine.speculative.steps import HostSteps, Steps
+    from engine.speculative.speculation import Speculation
 
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     model = llm.model
     speculation = Speculation(params, greedy, llm.draft, llm.n_bytes_read) if params.enabled else None
     steps: Steps = device_steps(model, greedy.params) or HostSteps(model)
-    tokens = [token for token, _ in follow(steps, Run(llm.sequence, greedy, known, n, speculation, params))]
+    running = Running(Request(known, greedy, n, speculation), llm.sequence, steps, params)
+    tokens = [token for token, _ in follow(running)]
     return tokens, speculation.statistics.acceptance if speculation is not None else 0.0
 
 

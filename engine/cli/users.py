@@ -81,8 +81,8 @@ def measure(
     from engine.decode.request import Request
     from engine.grammar.matcher import Matcher
     from engine.sampling.sampler import Sampler, SamplingParams
-    from engine.speculative.loop import Speculation
     from engine.speculative.params import SpeculationParams
+    from engine.speculative.speculation import Speculation
 
     rng, n_vocab = np.random.default_rng(n_users), llm.config.n_vocab
     llm.reset()
@@ -131,8 +131,8 @@ def _times(llm: "LLM", requests: Sequence["Request"]) -> list[list[float]]:
     """When each token of each request was there."""
     times: list[list[float]] = [[] for _ in requests]
     for request in requests:
-        llm.scheduler.submit(request)
-    while llm.scheduler.step():
+        llm.core.submit(request)
+    while llm.core.step():
         now = time.perf_counter()
         for request, own in zip(requests, times, strict=True):
             own += [now] * (len(request.items) - len(own))

@@ -48,6 +48,7 @@ from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
+from engine.decode.running import Steps
 from engine.gguf.pages import give_back, touch
 from engine.limits import STEP_ROWS
 from engine.machine.memory import available_memory
@@ -64,7 +65,6 @@ from engine.ops.observation import Observation, Observer
 from engine.ops.operations import Operations
 from engine.ops.weight import Weight
 from engine.sampling.sampler import SamplingParams
-from engine.speculative.steps import Steps
 
 BATCH_SIZE = 1024
 """The default number of rows of a pass that reads a prompt."""

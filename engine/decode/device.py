@@ -2,10 +2,10 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+from engine.decode.running import Steps
 from engine.ops.model import AnyModel
 from engine.ops.operations import AnyOperations
 from engine.sampling.sampler import SamplingParams
-from engine.speculative.steps import Steps
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from engine.sampling.processors import Ended, Ending
 from engine.sampling.sampler import Sampler, token_logprob
 from engine.sampling.token_logprob import TokenLogprob
 from engine.schemas import Schema
-from engine.speculative.loop import Speculation
+from engine.speculative.speculation import Speculation
 from engine.speculative.statistics import Statistics
 from engine.text.shown import Piece, Shown
 from engine.text.tokenizer import Tokenizer

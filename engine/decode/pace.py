@@ -21,36 +21,34 @@ LEAST_SECONDS = 1e-6
 """The least time of a piece.  A short one may end while the host prepares the next step, and then seems to take no time."""
 
 Read = Mapping[int, int]
-"""What is read between two steps: the number of pieces, by the number of tokens of the part that they belong to."""
+"""What is read between two steps: the number of pieces, by the number of tokens of the slice that they belong to."""
 
 
 class Pace:
-    """The times of steps and of parts of prompts.
+    """The times of steps and of slices of prompts.
 
     A step that follows pieces of a prompt ends later by their time, so neither has to be awaited by itself.
     """
 
     def __init__(self) -> None:
         self._step = 0.0
-        #: Seconds of a piece, by the number of tokens of the part, and the most pieces that were read at once.
+        #: Seconds of a piece, by the number of tokens of the slice, and the most pieces that were read at once.
         self._piece: dict[int, float] = {}
         self._most: dict[int, int] = {}
-        self._read: dict[int, int] = {}
+        #: What is read before the next step.
+        self.reads: dict[int, int] = {}
+        #: When the latest step ended, or the time that is measured began, of ``time.perf_counter``.
+        self.ended = 0.0
         #: The most prompts that have waited since the latest step.
-        self._prompts = 0
-
-    @property
-    def reading(self) -> bool:
-        """Whether something is read before the next step."""
-        return bool(self._read)
+        self.prompts = 0
 
     def read(self, rows: int, pieces: int) -> None:
-        """Record that ``pieces`` pieces of a part of ``rows`` tokens are read before the next step."""
-        self._read[rows] = self._read.get(rows, 0) + pieces
+        """Record that ``pieces`` pieces of a slice of ``rows`` tokens are read before the next step."""
+        self.reads[rows] = self.reads.get(rows, 0) + pieces
 
     def started(self) -> Read:
         """What is read before the step that begins now."""
-        read, self._read, self._prompts = self._read, {}, 0
+        read, self.reads, self.prompts = self.reads, {}, 0
         return read
 
     def stepped(self, seconds: float, read: Read) -> None:
@@ -79,21 +77,21 @@ class Pace:
         takes hardly longer than one without them, so they have precedence, up to a bound.  Prompts that have been read
         since the latest step count, too.  Otherwise the last ones would wait for steps in which most answers have no row yet.
         """
-        self._prompts = prompts = max(self._prompts, prompts)
+        self.prompts = prompts = max(self.prompts, prompts)
         share = prompts**2 * SHARE * self._step
         return share if prompts < 2 else max(SHARE * self._step, min(share, MOST_SECONDS / groups))
 
     def has_time(self, rows: int, share: float) -> bool:
-        """Whether a further piece of a part of ``rows`` tokens may be read before the next step."""
-        return not self._read or self._seconds(self._read) + self._piece.get(rows, math.inf) <= share
+        """Whether a further piece of a slice of ``rows`` tokens may be read before the next step."""
+        return not self.reads or self._seconds(self.reads) + self._piece.get(rows, math.inf) <= share
 
     def pieces(self, rows: int, total: int, share: float) -> int:
-        """The number of pieces to read at once, of the ``total`` ones of a part of ``rows`` tokens, at least 1: as many as
+        """The number of pieces to read at once, of the ``total`` ones of a slice of ``rows`` tokens, at least 1: as many as
         fit into ``share`` seconds with what has been read since the latest step, and at most twice as many as ever before,
         since a few do not tell the mean time of all."""
         count, piece = max(1, total // UNKNOWN), self._piece.get(rows)
         if piece is not None:
-            left, most = max(0.0, share - self._seconds(self._read)), 2 * self._most.get(rows, total)
+            left, most = max(0.0, share - self._seconds(self.reads)), 2 * self._most.get(rows, total)
             count = max(1, min(total, most, int(left / piece)))
         self._most[rows] = max(count, self._most.get(rows, 0))
         return count

@@ -1,332 +1,194 @@
-"""The scheduler: which rows of which answers are in the next pass.
-
-Threads that want a token of an answer call :meth:`Scheduler.next`.  Whoever finds none computes: it takes the lock and lets
-the scheduler make one round, which reads a part of a prompt, if one waits, and completes one pass that has a row, or several
-with drafts, of every answer that runs.  The tokens of the other answers are kept for those who want them.  So there is no
-thread of its own, an answer that nobody asks for is not computed, and answers join and leave between passes.
+"""The scheduler: a step of all requests of a model, from the choice of its rows to its tokens.
 
 The bits of a row do not depend on the other rows of its pass, so nothing here can change an answer: not the order, nor the
-size of the parts in which prompts are read, nor which answer gives way when slots or pages are short.
-
-What other threads want of a request is an :class:`engine.decode.orders.Order`, which waits until a round begins: within a
-round, nothing but the round changes whether a request is paused or closed.
+size of the slices in which prompts are read, nor which request is preempted when slots or pages are short.
 """
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from engine.cache.pages import NoPages
-from engine.decode.company import Broken, CannotGoOn, Company, Displaced, NoRoom
-from engine.decode.flights import Flights
-from engine.decode.orders import Order, Orders
-from engine.decode.pace import Pace
-from engine.decode.prompts import Prompts
-from engine.decode.reader import Reader
-from engine.decode.request import Item, Request
-from engine.decode.waiting import Waiting
+from engine.decode.pace import Pace, Read
+from engine.decode.preemption import CannotGoOn, Displaced, FailedStep, NoRoom, Preemption
+from engine.decode.prefill_queue import PrefillQueue
+from engine.decode.request import Request
+from engine.decode.running import InFlightRequest, Running, Step, Steps, launch
+from engine.decode.running_batch import RunningBatch
+from engine.decode.served_model import ServedModel
+from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
 
-log = logging.getLogger("bitmirror.decode")
 
-AHEAD_TOKENS = 16
-"""Tokens of an answer that are computed before somebody asks for them, if others are computed at the same time."""
+class InFlightBatch(NamedTuple):
+    """A step that has been started and not taken, and what of prompts was started before it."""
 
-PATIENCE = 0.5
-"""Seconds after which an answer whose tokens nobody fetches gives its slot to one that has none."""
-
-POLL_SECONDS = 1e-3
-"""The time, in seconds, that a thread sleeps while it waits for others to fetch their tokens."""
-
-MOST_FAILURES = 3
-"""The number of rounds that may fail with an answer between two of its tokens; then it ends with the error."""
+    steps: Steps
+    requests: Sequence[InFlightRequest]
+    read: Read
 
 
 class Scheduler:
-    """Decides what the next pass of a model computes."""
+    """Computes steps: chooses a batch, runs it, takes its tokens.  Its caller holds the lock of the model."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._orders = Orders()
-        self._company = Company(reader)
-        self._waiting = Waiting(self._company)
-        pace = Pace()
-        self._flights = Flights(self._company, pace)
-        self._prompts = Prompts(self._company, self._flights, pace)
+    def __init__(self, served: ServedModel) -> None:
+        self.batch = RunningBatch(served)
+        self.waiting = WaitingQueue(self.batch)
+        #: Batches launched but not taken, oldest first.
+        self.in_flight: deque[InFlightBatch] = deque()
+        self.preemption = Preemption(self.batch, self.waiting, self.in_flight, self.drain, self.end)
+        self._pace = Pace()
+        self._prefill = PrefillQueue(self.batch, self._pace, self.in_flight)
+        self._n_steps = 0
 
-    # --- what requests need ----------------------------------------------------------------------------------------
-
-    def next(self, request: Request) -> Item | None:
-        """The next token of an answer, computed if necessary; None if there is none.  Raises what ended the answer, if that
-        was an error."""
-        request.thread, request.asking = threading.get_ident(), True
-        try:
-            while not request.items:
-                with self._reader.lock:
-                    if request.items:
-                        break
-                    if request.error is not None:
-                        error, request.error = request.error, None
-                        raise error
-                    if request.done:
-                        return None
-                    self._reader.check_open()
-                    self._reader.check_free()
-                    moved = self._round(request)
-                self._catch_up()
-                if not moved:
-                    time.sleep(POLL_SECONDS)
-        finally:
-            request.asking, request.served = False, time.perf_counter()
-        request.fetched += 1
-        return request.items.popleft()
-
-    def order(self, order: Order, request: Request) -> None:
-        """Let the next round begin with an order.  Neither waits nor raises an error, whatever thread calls it, and when."""
-        self._orders.give(order, request)
-
-    def submit(self, request: Request) -> None:
-        """Let a request be computed by :meth:`step`; its tokens are in ``items`` from then on."""
-        self.order(Order.SUBMIT, request)
-
-    def close(self, request: Request) -> None:
-        """End an answer: now, unless a thread has the model, or else when its next round begins."""
-        self.order(Order.CLOSE, request)
-        self._catch_up()
-
-    def step(self, on_wait: Callable[[], None] | None = None) -> bool:
-        """Compute something for all requests that were submitted and are not paused, however many of their tokens have been
-        fetched.  Returns whether there was something to compute.  on_wait: called, perhaps several times, before the device
-        is waited for."""
-        with self._reader.lock:
-            self._reader.check_open()
-            self._reader.check_free()
-            with self._company.waiting(on_wait):
-                return self._round(None)
-
-    def interrupt(self) -> None:
-        """Wait for the steps in flight and let all requests give their slots back; they continue later.  Its caller holds the
-        lock."""
-        try:
-            self._obey()
-            self._flights.drain()
-            for request in list(self._company.active):
-                self._preempt(request)
-        except Exception as error:
-            self._recover(error)
-
-    @property
-    def company(self) -> int:
-        """The number of answers that have a slot."""
-        return len(self._company.active)
-
-    def asked_by_others(self) -> bool:
-        """Whether other threads wait for a token."""
-        me = threading.get_ident()
-        return any(request.asking and request.thread != me for request in chain(self._company.active, self._waiting))
-
-    # --- orders ----------------------------------------------------------------------------------------------------
-
-    def _catch_up(self) -> None:
-        """Carry out the orders that wait, unless a thread has the model, perhaps this one: then a round does so later."""
-        lock = self._reader.lock
-        while self._orders and lock.acquire(blocking=False):
-            try:
-                if lock.nested:
-                    return
-                self._obey()
-            except Exception as error:
-                self._recover(error)
-            finally:
-                lock.release()
-
-    def _obey(self) -> None:
-        """Carry out the orders that wait."""
-        for order, request in self._orders.take() if self._orders else ():
-            match order:
-                case Order.SUBMIT:
-                    self._waiting.arrive(request)
-                case Order.CLOSE:
-                    self._close(request)
-                case Order.PAUSE | Order.PROCEED:
-                    request.paused = order is Order.PAUSE
-        while self._flights and any(request.closing for request in self._company.active):
-            self._flights.take()
-
-    def _close(self, request: Request) -> None:
-        request.closing = True
-        if not request.done:
-            self._end(request)
-        elif request.items:
-            for slot in self._reader.slots:
-                if slot.latest is request and slot.owner is None:
-                    self._company.cut(slot, request)
-            request.items.clear()
-
-    def _end(self, request: Request, error: Exception | None = None) -> None:
-        """Let a request leave, when its passes in flight have ended; error: why, if that is an error."""
-        self._waiting.leave(request)
-        self._flights.end(request, error)
-
-    # --- rounds ----------------------------------------------------------------------------------------------------
-
-    def _round(self, wanted: Request | None) -> bool:
-        """Compute something that brings ``wanted``, or all requests, nearer to the next token; returns whether there was
-        something to do.  Raises DeviceError; any other error ends at most the requests that it belongs to."""
-        try:
-            return self._compute(wanted)
-        except Exception as error:
-            self._recover(error)
+    def step(self, wanted: Request | None = None) -> bool:
+        """Compute something that brings ``wanted``, or all requests that are not paused, nearer to the next token.  Returns
+        whether there was something to do."""
+        requests = chain(self.batch.requests, self.waiting.requests)
+        if wanted is None and not self.in_flight and all(request.paused for request in requests):
+            return False
+        if self.waiting.requests and not self._admit(wanted):
+            return False
+        if self.batch.prefilling and self._read(wanted):
             return True
-
-    def _compute(self, wanted: Request | None) -> bool:
-        self._obey()
-        active = self._company.active
-        if wanted is not None:
-            self._waiting.arrive(wanted)
-        elif not self._flights and all(request.paused for request in chain(active, self._waiting)):
-            return False
-        while self._waiting.admit(wanted, self._alone) and (away := self._away(wanted)):
-            self._preempt(max(away, key=lambda request: request.number))
-        if wanted is not None and wanted in self._waiting and self._stands(wanted):
-            return False
-        reading = self._prompts.first
-        if reading is not None and len(self._flights) < self._flights.ahead_reading:
-            with self._giving_way(wanted), self._alone(reading):
-                self._prompts.read(reading)
-            if self._prompts.goes_on:
-                self._flights.drain()
-                return True
-        self._steps(wanted)
+        while group := self._choose(wanted):
+            if not self._run(group, wanted):
+                break
+        self.take()
         return True
 
-    def _steps(self, wanted: Request | None) -> None:
-        """Start the passes that can be started, and wait for the first one."""
-        started = True
-        while started and len(self._flights) < self._company.ahead:
-            active = self._company.active
-            running = [r for r in active if r.run is not None and not r.done and self._moves(r, wanted)]
-            with self._giving_way(wanted):
-                started = self._flights.start(running)
-        if self._flights:
-            self._flights.take()
-        else:
-            self._flights.forget()  # all wait for their readers
+    # --- choose ------------------------------------------------------------------------------------------------------
 
-    def _moves(self, request: Request, wanted: Request | None) -> bool:
-        """Whether a request is computed while ``wanted``, or all, are waited for."""
-        if request.paused:
+    def _admit(self, wanted: Request | None) -> bool:
+        """Give slots to requests that wait; returns False if ``wanted`` still waits and nothing can be computed for it."""
+        while self.waiting.admit(wanted, self.preemption.alone) and self.preemption.free_slot(wanted):
+            pass
+        return wanted is None or wanted not in self.waiting.requests or not self.preemption.blocked(wanted)
+
+    def _read(self, wanted: Request | None) -> bool:
+        """Start or finish a slice of a prompt; returns whether more of prompts is to be read before the next step."""
+        prefilling = self._prefill.first
+        if len(self.in_flight) >= self.batch.ahead_prefill:
             return False
-        return request.reading or (wanted is None or request is wanted or len(request.items) < AHEAD_TOKENS)
+        try:
+            with self.preemption.alone(prefilling.request):
+                self._prefill.read(prefilling)
+        except CannotGoOn as error:
+            self.preemption.make_way(error, wanted)
+        if not self._prefill.goes_on:
+            return False
+        self.drain()
+        return True
 
-    def _stands(self, wanted: Request) -> bool:
-        """Whether nothing is computed for ``wanted``: all answers that have slots wait for their readers."""
-        return not self._flights and not any(self._moves(request, wanted) for request in self._company.active)
-
-    def _away(self, wanted: Request | None) -> list[Request]:
-        """The answers that give their slots to those that wait, because their readers are away."""
-        active = self._company.active
-        if wanted is None:
-            return [request for request in active if request.paused]
-        if wanted not in self._waiting or not self._stands(wanted):
+    def _choose(self, wanted: Request | None) -> list[Running]:
+        """The requests of the next step; empty if a result must be awaited first."""
+        if len(self.in_flight) >= self.batch.ahead:
             return []
-        # Their readers may be waiting for this one.
-        return [request for request in active if not request.asking and self._idle(request, wanted)]
+        group = self.batch.next_group([each for each in self.batch.running if self.batch.moves(each.request, wanted)])
+        return group if group and len(self.in_flight) < self.batch.ahead_of(group) else []
 
-    def _idle(self, request: Request, wanted: Request) -> bool:
-        """Whether the reader of ``request``, who waits for no token, is not about to fetch one."""
-        return request.thread == wanted.thread or time.perf_counter() - request.served > PATIENCE
+    # --- run ---------------------------------------------------------------------------------------------------------
 
-    # --- giving way -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _giving_way(self, wanted: Request | None) -> Iterator[None]:
-        """Let requests give their slots back if what is attempted needs that."""
+    def _run(self, group: Sequence[Running], wanted: Request | None) -> bool:
+        """Start one step of a group; returns whether another one may follow.  Raises FailedStep."""
         try:
-            yield
-        except Displaced as displaced:
-            self._preempt(displaced.request)
-        except NoRoom as full:
-            self._make_room(full.request, wanted)
-
-    def _preempt(self, request: Request) -> None:
-        """Let a request give its slot back and wait again."""
-        self._flights.drain()
-        if request in self._company.active:  # and was not done with the steps in flight
-            self._withdraw(request)
-
-    def _withdraw(self, request: Request) -> None:
-        """Let a request without steps in flight give its slot back and wait again, unless it is done."""
-        slot = request.slot
-        assert slot is not None
-        self._company.active.remove(request)
-        request.slot, slot.owner = None, None
-        self._reader.slots.use(slot)
-        if not request.done:
-            self._waiting.come_back(request)
-        request.abandon()
-        request.end_steps()
-        request.stopped()
-
-    def _make_room(self, request: Request, wanted: Request | None) -> None:
-        """Free pages for a request: of slots that nobody uses, else of a request whose reader is away, else of the youngest,
-        which may be this one."""
-        if self._reader.slots.free_pages():
-            return
-        self._flights.drain()
-        active = self._company.active
-        if request not in active:
-            return  # it was done with the steps in flight
-        if len(active) == 1:
-            problem = "the pages of the cache do not suffice for a single answer; this is a defect of this program."
-            self._end(request, NoPages(problem))
-            return
-        away = [r for r in active if r is not request and not self._moves(r, wanted)]
-        victim = max(away or active, key=lambda r: r.number)
-        slot = victim.slot
-        assert slot is not None
-        self._preempt(victim)
-        slot.clear()
-
-    # --- errors -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _alone(self, request: Request) -> Iterator[None]:
-        """Let an unexpected error end a request, and no other."""
-        try:
-            yield
-        except (CannotGoOn, DeviceError):
+            return self._start(group)
+        except CannotGoOn as error:
+            self.preemption.make_way(error, wanted)
+            return True
+        except DeviceError:
             raise
         except Exception as error:
-            self._end(request, error)
+            raise FailedStep([running.request for running in group], error) from error
 
-    def _recover(self, error: Exception) -> None:
-        """Take all slots back after an unexpected error in a round, so that the tokens of their requests are read again.  The
-        requests of the pass that has failed, or else all, end with the error if that has happened too often.
+    def _start(self, group: Sequence[Running]) -> bool:
+        begun, steps = time.perf_counter(), group[0].steps
+        for running in group:
+            if not running.in_flight and not running.sequence.intact:
+                raise Displaced(running.request)
+        batch = self.batch.propose(group, self.end)
+        if not batch:
+            return False
+        if steps is self.batch.host:
+            self.batch.on_wait()  # the logits are awaited
+        requests = [running.request for running, _ in batch]
+        try:
+            with self.batch.reserved(requests):
+                launch(steps, batch)
+        except NoPages:
+            raise NoRoom(max(requests, key=lambda request: request.number)) from None
+        if not self.in_flight and not self._pace.reads:
+            self._pace.ended = begun  # drafting counts, and so does what the host computes at once
+        self._n_steps += 1
+        for request in requests:
+            request.turn = self._n_steps
+        self.in_flight.append(InFlightBatch(steps, batch, self._pace.started()))
+        return True
 
-        Raises the error if it is one of the device.
-        """
-        if isinstance(error, DeviceError):
-            raise error
-        requests = list(self._company.active) or list(self._waiting)
-        if isinstance(error, Broken):
-            requests, error = list(error.requests), error.error
-        log.error("a round has failed, and its answers are read again", exc_info=error)
-        self._flights.drop()
-        for request in list(self._company.active):
-            slot = request.slot
-            assert slot is not None
+    # --- take --------------------------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Wait for the oldest batch in flight, if there is one, and hand its tokens out.  Raises FailedStep."""
+        if not self.in_flight:
+            self._pace.started()  # all requests wait for their readers: no step follows what was read
+            return
+        batch = self.in_flight[0]
+        try:
+            self._take(batch)
+        except DeviceError:
+            raise
+        except Exception as error:
+            raise FailedStep([running.request for running, _ in batch.requests], error) from error
+
+    def _take(self, batch: InFlightBatch) -> None:
+        self.batch.on_wait()
+        steps = batch.steps.take()
+        self.in_flight.popleft()
+        begun, self._pace.ended = self._pace.ended, time.perf_counter()
+        seconds = self._pace.ended - begun
+        self._pace.stepped(seconds, batch.read)
+        for (running, _), step in zip(batch.requests, steps, strict=True):
             try:
-                self._withdraw(request)
-                slot.clear()
+                self._deliver(running, step, seconds)
             except DeviceError:
                 raise
-            except Exception as another:
-                self._end(request, another)
-        for request in requests:
-            request.failures += 1
-            if request.failures >= MOST_FAILURES and not request.done:
-                self._end(request, error)
+            except Exception as error:
+                self.end(running.request, error)
+
+    def _deliver(self, running: Running, step: Step, seconds: float) -> None:
+        request = running.request
+        if request.done:
+            running.in_flight.popleft()
+        else:
+            for i, token in enumerate(running.took(step, seconds)):
+                request.items.append((token, step.row(i)))
+                request.failures = 0
+                if token in request.ends:
+                    del request.known[len(request.known) - (len(step.tokens) - 1 - i) :]
+                    request.done = True
+                    break
+            request.error = request.error if step.error is None else step.error
+            request.done = request.done or request.left == 0 or request.error is not None
+        if request.done:
+            self.end(request)
+
+    def end(self, request: Request, error: Exception | None = None) -> None:
+        """End a request when its steps in flight have ended; error: why, if that is an error."""
+        request.done, request.error = True, request.error or error
+        self.waiting.leave(request)
+        in_flight = any(running.request is request for batch in self.in_flight for running, _ in batch.requests)
+        if request.has_slot and not in_flight:
+            self.batch.leave(self.batch.state_of(request))
+
+    def drain(self) -> None:
+        """Wait for all batches in flight."""
+        while self.in_flight:
+            self.take()
+
+    def drop(self) -> None:
+        """Drop the results of all batches in flight, when the device has ended them."""
+        self.in_flight.clear()
+        self._pace.started()
+        self.batch.drop()

@@ -8,6 +8,7 @@ from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cache.sequence import keys_of
 from engine.cache.types import CHUNK
+from engine.decode.request import Request
 from engine.models.base import Model
 from engine.text.tokenizer import Tokenizer
 
@@ -27,9 +28,9 @@ class Slot:
     ) -> None:
         """states: the snapshots of all slots; state_bytes: the size of one, 0 if the model needs none."""
         self.sequence = sequence
-        self.owner: object = None
+        self.owner: Request | None = None
         #: The latest owner.
-        self.latest: object = None
+        self.latest: Request | None = None
         #: When it was used last: a count of uses.
         self.used = 0
         self._model = model
@@ -52,9 +53,8 @@ class Slot:
         return self.sequence.find(tokens[:-1], self._states if self._state_bytes else None)[0]
 
     def rewind(self, tokens: np.ndarray) -> tuple[int, str | None]:
-        """Let the sequence hold a prefix of ``tokens`` int32 [n], shorter than n: what it has in common with them, or what
-        others of its salt have read of them, if that is more.  Returns its length, and a sentence if it is shorter than what
-        it had in common with them by more than a page."""
+        """Truncate to the longest reusable prefix of ``tokens``, int32 [n], shorter than n: its own, or shared pages with the
+        same salt.  Returns its length, and a sentence if it is shorter by more than a page than the common prefix."""
         sequence, common = self.sequence, self.common(tokens, self.sequence.salt)
         after = sequence.tokens[common : common + 1]
         kept = next((n for n in (common, common // CHUNK * CHUNK) if sequence.can_truncate(n)), 0)

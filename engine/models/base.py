@@ -107,22 +107,26 @@ class Model(Loader):
         slots = np.full(tokens.size, sequence.slot, np.int32)
         return self.ops.split(self.compute, Batch(tokens, positions, slots), n_logits)
 
-    def forward_many(self, parts: TokenSequences) -> list[np.ndarray]:
+    def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their
-        rows: float32 [tokens, n_vocab] for each.  The bits of a row do not depend on the other sequences."""
+        rows: float32 [tokens, n_vocab] for each.  The bits of a row do not depend on the other sequences.  The caller commits
+        the tokens that it keeps."""
+        given: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         for sequence, tokens in parts:
-            self.prepare(sequence.length, len(tokens), sequence)
-        given = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in parts])
-        places = [np.arange(sequence.length, sequence.length + len(tokens)) for sequence, tokens in parts]
-        slots = [np.full(len(tokens), sequence.slot) for sequence, tokens in parts]
-        positions, sequences = (np.concatenate(part).astype(np.int32) for part in (places, slots))
-        logits = self.ops.run(self.compute, Batch(given, positions, sequences, True), given.size)
+            first, count = len(sequence.tokens), len(tokens)
+            self.prepare(first, count, sequence)
+            given += tokens
+            positions += range(first, first + count)
+            slots += [sequence.slot] * count
+        rows = (np.array(given, np.int32), np.array(positions, np.int32), np.array(slots, np.int32))
+        logits = self.ops.run(self.compute, Batch(*rows, mixed=len(parts) > 1), len(given))
         assert logits is not None
-        found, first = [], 0
-        for sequence, tokens in parts:
-            sequence.commit(tokens)
-            found.append(logits[first : first + len(tokens)])
-            first += len(tokens)
+        found, end = [], 0
+        for _, tokens in parts:
+            end += len(tokens)
+            found.append(logits[end - len(tokens) : end])
         return found
 
     def memory(self, il: int) -> Any:

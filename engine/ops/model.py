@@ -78,8 +78,9 @@ class AnyModel(Protocol[A]):
     ) -> np.ndarray:
         """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
 
-    def forward_many(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
-        """Run a pass of several sequences and return the logits of the rows of each."""
+    def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
+        """Run a pass of some sequences and return the logits of the rows of each.  The caller commits the tokens that it
+        keeps."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from engine.decode.core import EngineCore
 from engine.decode.generation import Generation, request_of, took
 from engine.decode.orders import Order
 from engine.decode.request import Request
-from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceError
 from engine.llm import LLM
 from engine.serving.errors import Refusal
@@ -75,7 +75,7 @@ class Driver:
         self.failed: DeviceError | None = None
         self._loop = loop
         #: None after the end: a closed model is not kept in memory.
-        self._scheduler: Scheduler | None = llm.scheduler
+        self._core: EngineCore | None = llm.core
         self._listeners: dict[Request, Listener] = {}
         #: The tokens that the event loop has not got yet.
         self._held: dict[Request, list[int]] = {}
@@ -105,7 +105,7 @@ class Driver:
     @property
     def n_running(self) -> int:
         """The number of answers that are computed."""
-        return sum(request.slot is not None for request in tuple(self._listeners))
+        return sum(request.has_slot for request in tuple(self._listeners))
 
     @property
     def n_waiting(self) -> int:
@@ -137,8 +137,8 @@ class Driver:
         self._order(Order.PROCEED, request)
 
     def _order(self, order: Order, request: Request) -> None:
-        if (scheduler := self._scheduler) is not None:
-            scheduler.order(order, request)
+        if (core := self._core) is not None:
+            core.order(order, request)
             self._wake.set()
 
     def stop(self) -> None:
@@ -161,7 +161,7 @@ class Driver:
             self.moved = time.monotonic()
             try:
                 self._submit()
-                moved = self.llm.scheduler.step(self._on_wait)
+                moved = self.llm.core.step(self._on_wait)
             except DeviceError as error:
                 # Its memory may hold anything: no later answer could be trusted.
                 log.error("%s", error)
@@ -212,7 +212,7 @@ class Driver:
                 raise
             except Exception as error:
                 self._fail(request, error)
-            self.llm.scheduler.submit(request)
+            self.llm.core.submit(request)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End an answer with an error that is not the scheduler's."""
@@ -290,7 +290,7 @@ class Driver:
         for _, listener in ended:
             self._call(listener.receive, News(listener, [], True, error))
         if self._ended is not None:
-            self._scheduler = None
+            self._core = None
             self._call(self._refuse, error)
 
     def _refuse(self, error: Exception) -> None:

@@ -44,8 +44,8 @@ class DeviceDraft(Protocol):
 
     @property
     def anchor(self) -> Any:
-        """An array int32 [2, STEP_ROWS] of ``ops`` for the position of the certain token of each answer in a pass, and the
-        position before it; None if it uses neither."""
+        """An array int32 [2, STEP_ROWS] of ``ops`` for the position of the last sampled token of each request in a pass,
+        and the position before it; None if it uses neither."""
 
     @property
     def compute(self) -> Callable[..., Any]:
@@ -66,9 +66,10 @@ class DeviceDraft(Protocol):
 
 @dataclass
 class Proposal:
-    """Drafts for the positions after the certain token.
+    """Drafts for the positions after the last sampled token.
 
     tokens: the drafts.
+    source: the name of their source; "" without drafts.
     distributions: the distribution each was drawn from; None for drafts that are simply proposed.
     device_draft: a draft model on the target's own device, which makes ``count`` drafts when the step starts.
     """
@@ -77,6 +78,55 @@ class Proposal:
     distributions: list[Distribution] | None = None
     device_draft: DeviceDraft | None = None
     count: int = 0
+    source: str = ""
 
     def __len__(self) -> int:
         return self.count or len(self.tokens)
+
+
+class Draft(DeviceDraft, Protocol):
+    """A model that drafts, or a part of one, as :class:`engine.speculative.speculation.Speculation` uses it."""
+
+    name: str
+    """The name of this kind of source."""
+
+    reads_all: bool
+    """Whether it knows every token of the target."""
+
+    behind: int
+    """The number of tokens that must precede the last sampled token."""
+
+    @property
+    def cost(self) -> float:
+        """Bytes that drafting a token reads."""
+
+    def propose(
+        self,
+        known: Sequence[int],
+        count: int,
+        sampler: Sampler,
+        p_min: float,
+        with_distributions: bool,
+        sequence: TokenSequence | None = None,
+    ) -> Proposal:
+        """Up to ``count`` tokens that may follow ``known``; see :meth:`engine.speculative.draft_model.DraftModel.propose`."""
+
+
+class StepLimits(Protocol):
+    """The limits of the steps of a model.
+
+    ``ahead``: the most plain steps of a request in flight; ``ahead_drafted``: the most steps with drafts.
+    """
+
+    ahead: int
+    ahead_drafted: int
+
+    @property
+    def rewind(self) -> int:
+        """The number of tokens that may be read before they are committed."""
+
+    def room(self, n_known: int) -> int:
+        """The most drafts that a step can read after ``n_known`` tokens."""
+
+    def drafts_here(self, draft: DeviceDraft) -> bool:
+        """Whether a source computes its drafts as part of a step."""

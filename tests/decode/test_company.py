@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.decode.prefill import Prefilling
 from engine.decode.request import Request
 from engine.errors import ContextError, UsageError
 from engine.sampling.sampler import Sampler, SamplingParams
@@ -62,23 +63,26 @@ def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
 
     def request(i: int, count: int) -> Request:
         made = Request(ids[i], Sampler(SamplingParams(temperature=0.0, seed=1), n_vocab), count)
-        four.scheduler.submit(made)
+        four.core.submit(made)
         return made
+
+    def reads(request: Request) -> bool:
+        return isinstance(request.state, Prefilling) and request.state.slice is not None
 
     pieces.split(True)
     try:
         running = request(0, 60)
         while not running.items:
-            four.scheduler.step()
+            four.core.step()
         away, closed, last = (request(i, 4) for i in (1, 2, 3))
-        while away.part is None:
-            four.scheduler.step()
-        four.scheduler.interrupt()
-        assert away.part is None and away.slot is None
-        while closed.part is None:
-            four.scheduler.step()
-        four.scheduler.close(closed)
-        while four.scheduler.step():
+        while not reads(away):
+            four.core.step()
+        four.core.interrupt()
+        assert not away.has_slot
+        while not reads(closed):
+            four.core.step()
+        four.core.close(closed)
+        while four.core.step():
             pass
     finally:
         pieces.split(False)
@@ -201,8 +205,8 @@ def test_no_page_is_lost(tmp_path: Path) -> None:
         for _ in range(count):
             ids = rng.integers(0, n_vocab, int(rng.integers(1, 80))).tolist()
             requests.append(Request(ids, Sampler(SamplingParams(temperature=0.0, seed=1), n_vocab), 2))
-            llm.scheduler.submit(requests[-1])
-        while llm.scheduler.step():
+            llm.core.submit(requests[-1])
+        while llm.core.step():
             pass
         assert all(len(request.items) == 2 for request in requests)
 
@@ -281,8 +285,8 @@ def test_a_scored_prompt_is_read_whole(four: engine.LLM) -> None:
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), four.config.n_vocab)
     got: list[tuple[int, np.ndarray]] = []
     scored = Request(prompt, greedy, 1, on_logits=lambda first, rows: got.append((first, rows.copy())))
-    four.scheduler.submit(scored)
-    while four.scheduler.step():
+    four.core.submit(scored)
+    while four.core.step():
         pass
     assert [first for first, _ in got] == [0, 128]
     assert np.array_equal(np.concatenate([rows for _, rows in got]), expected)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.company import Company
-from engine.decode.flights import Flights
 from engine.decode.generation import request_of
+from engine.decode.host_steps import HostSteps
 from engine.decode.orders import Order, Orders
-from engine.decode.part import Part
-from engine.decode.prompts import Prompts
-from engine.decode.request import Request
-from engine.decode.waiting import Waiting
-from engine.speculative.steps import HostSteps
+from engine.decode.prefill import Prefilling, PrefillSlice
+from engine.decode.prefill_queue import PrefillQueue
+from engine.decode.running import Running
+from engine.decode.running_batch import RunningBatch
+from engine.decode.scheduler import Scheduler
+from engine.decode.waiting_queue import WaitingQueue
 from engine.synthetic.model import make_model
 from tests.company import Ask, asks
 from tests.tiers import amount, few
@@ -52,14 +52,14 @@ def begun(llm: engine.LLM, i: int) -> engine.Generation:
 
 def finish(llm: engine.LLM) -> None:
     """Compute all answers that are not paused."""
-    assert not all(llm.scheduler.step() for _ in range(5000))
+    assert not all(llm.core.step() for _ in range(5000))
 
 
 def nothing_is_left(llm: engine.LLM) -> None:
     """No request has a slot or waits, and all pages are free, once what was abandoned has been collected."""
     gc.collect()
     llm.check_pages()
-    assert llm.scheduler.company == 0
+    assert llm.core.n_active == 0
     llm.reset()
     assert all(pool.n_free == pool.n_pages for pool in llm.cache.pools.values())
 
@@ -67,14 +67,14 @@ def nothing_is_left(llm: engine.LLM) -> None:
 def test_an_answer_is_closed_while_another_one_leaves(
     llm: engine.LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave, first, second = Company.leave, begun(llm, 0), begun(llm, 1)
+    leave, first, second = RunningBatch.leave, begun(llm, 0), begun(llm, 1)
 
-    def leaving(company: Company, request: Request) -> None:
+    def leaving(batch: RunningBatch, state: Prefilling | Running) -> None:
         monkeypatch.undo()
         first.close()  # as another thread may
-        leave(company, request)
+        leave(batch, state)
 
-    monkeypatch.setattr(Company, "leave", leaving)
+    monkeypatch.setattr(RunningBatch, "leave", leaving)
     with llm.lock:
         second.close()  # it leaves in the next round
     assert llm.complete(PROMPTS[2], **LONG).ids == expected[2]
@@ -83,16 +83,16 @@ def test_an_answer_is_closed_while_another_one_leaves(
 
 STAGES = [
     (Orders, "take"),
-    (Waiting, "_place"),
-    (Flights, "_deliver"),
-    (Company, "leave"),
-    (Waiting, "admit"),
-    (Prompts, "read"),
-    (Part, "advance"),
-    (Company, "begin"),
-    (Flights, "_start"),
+    (WaitingQueue, "_place"),
+    (Scheduler, "_deliver"),
+    (RunningBatch, "leave"),
+    (WaitingQueue, "admit"),
+    (PrefillQueue, "read"),
+    (PrefillSlice, "advance"),
+    (RunningBatch, "run"),
+    (Scheduler, "_start"),
     (HostSteps, "start"),
-    (Flights, "take"),
+    (Scheduler, "take"),
 ]
 
 
@@ -101,7 +101,7 @@ def test_an_answer_is_collected_anywhere_in_a_round(
     llm: engine.LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
     """The collector may run in the thread that computes, and close answers that run, wait, or are done."""
-    llm.scheduler.interrupt()
+    llm.core.interrupt()
     done = llm.generate(PROMPTS[3], **(LONG | {"max_tokens": 3}))
     next(done)
     abandoned = [begun(llm, 0), begun(llm, 1), begun(llm, 2), done]
@@ -109,10 +109,10 @@ def test_an_answer_is_collected_anywhere_in_a_round(
 
     def collect() -> None:
         if abandoned:
-            before = list(llm.scheduler._company.active)
+            before = list(llm.core.scheduler.batch.active)
             abandoned.pop()
             gc.collect()
-            assert llm.scheduler._company.active == before
+            assert llm.core.scheduler.batch.active == before
 
     def collecting(*given: Any) -> Any:
         collect()
@@ -133,12 +133,12 @@ def test_threads_that_abandon_answers(
 ) -> None:
     """Eight begin answers, and others close them, whatever is computed then: a round takes its time to let an answer leave,
     and threads change often."""
-    leave, abandoned, errors = Company.leave, 0, list[BaseException]()
+    leave, abandoned, errors = RunningBatch.leave, 0, list[BaseException]()
     left: SimpleQueue[engine.Generation | None] = SimpleQueue()
 
-    def leaving(company: Company, request: Request) -> None:
+    def leaving(batch: RunningBatch, state: Prefilling | Running) -> None:
         time.sleep(1e-3)
-        leave(company, request)
+        leave(batch, state)
 
     def abandon(i: int) -> None:
         nonlocal abandoned
@@ -163,7 +163,7 @@ def test_threads_that_abandon_answers(
         except BaseException as error:
             errors.append(error)
 
-    monkeypatch.setattr(Company, "leave", leaving)
+    monkeypatch.setattr(RunningBatch, "leave", leaving)
     honest = threading.Thread(target=complete)
     threads = [threading.Thread(target=abandon, args=(i,)) for i in range(8)]
     closing = [threading.Thread(target=close) for _ in range(2)]
@@ -185,26 +185,26 @@ def test_threads_that_abandon_answers(
 
 def test_a_paused_answer_gives_its_slot_to_one_that_waits(llm: engine.LLM, expected: list[list[int]]) -> None:
     """All slots belong to answers whose tokens nobody takes."""
-    scheduler = llm.scheduler
+    core = llm.core
     paused = [request_of(llm.generate(PROMPTS[i], **LONG)) for i in range(3)]
     for request in paused:
-        scheduler.submit(request)
+        core.submit(request)
     while not all(request.items for request in paused):
-        scheduler.step()
+        core.step()
     for request in paused:
-        scheduler.order(Order.PAUSE, request)
+        core.order(Order.PAUSE, request)
     finish(llm)
     counts = [len(request.items) for request in paused]
-    assert scheduler.company == 3 and all(0 < count < COUNT for count in counts)
+    assert core.n_active == 3 and all(0 < count < COUNT for count in counts)
     other = request_of(llm.generate(PROMPTS[3], **LONG))
-    scheduler.submit(other)
+    core.submit(other)
     finish(llm)
     assert [token for token, _ in other.items] == expected[3]
     # Only the latest one had to give way.
-    assert [request.slot is None for request in paused] == [False, False, True]
+    assert [request.has_slot for request in paused] == [True, True, False]
     assert [len(request.items) for request in paused] == counts
     for request in reversed(paused):
-        scheduler.order(Order.PROCEED, request)
+        core.order(Order.PROCEED, request)
     finish(llm)
     assert [[token for token, _ in request.items] for request in paused] == expected[:3]
     nothing_is_left(llm)
@@ -212,44 +212,44 @@ def test_a_paused_answer_gives_its_slot_to_one_that_waits(llm: engine.LLM, expec
 
 def test_a_prompt_is_read_at_once_beside_a_paused_answer(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for its next token, so it need not be read in small parts."""
-    advance, sizes, scheduler = Part.advance, list[int](), llm.scheduler
+    advance, sizes, core = PrefillSlice.advance, list[int](), llm.core
 
-    def noted(part: Part, count: int) -> int:
+    def noted(part: PrefillSlice, count: int) -> int:
         sizes.append(len(part.tokens))
         return advance(part, count)
 
-    monkeypatch.setattr(Part, "advance", noted)
+    monkeypatch.setattr(PrefillSlice, "advance", noted)
     requests = [request_of(llm.generate([7 + i] * 100, **LONG)) for i in range(3)]
     for request, order in zip(requests, (Order.PAUSE, Order.PROCEED, Order.PROCEED), strict=True):
-        scheduler.submit(request)
+        core.submit(request)
         while not request.items:
-            scheduler.step()
-        scheduler.order(order, request)
+            core.step()
+        core.order(order, request)
     assert sizes[:2] == [100, 100] and max(sizes[2:]) < 100
-    scheduler.order(Order.PROCEED, requests[0])
+    core.order(Order.PROCEED, requests[0])
     finish(llm)
     nothing_is_left(llm)
 
 
 def test_an_answer_that_goes_on_waits_in_the_order_of_arrival(llm: engine.LLM) -> None:
     """Before those that came later, also if they have waited while it was paused; it takes no slot from any of them."""
-    scheduler = llm.scheduler
+    core = llm.core
     made = [request_of(llm.generate(PROMPTS[i % 4], **LONG)) for i in range(7)]
     for request in made[:3]:
-        scheduler.submit(request)
+        core.submit(request)
     while not all(request.items for request in made[:3]):
-        scheduler.step()
-    scheduler.order(Order.PAUSE, made[0])
+        core.step()
+    core.order(Order.PAUSE, made[0])
     for request in made[3:]:
-        scheduler.submit(request)
-    scheduler.step()
-    assert [request.slot is not None for request in made] == [False, True, True, True, False, False, False]
-    scheduler.order(Order.PROCEED, made[0])
-    scheduler.step()
-    assert made[0].slot is None
-    scheduler.close(made[3])
-    scheduler.step()
-    assert [request.slot is not None for request in made] == [True, True, True, False, False, False, False]
+        core.submit(request)
+    core.step()
+    assert [request.has_slot for request in made] == [False, True, True, True, False, False, False]
+    core.order(Order.PROCEED, made[0])
+    core.step()
+    assert not made[0].has_slot
+    core.close(made[3])
+    core.step()
+    assert [request.has_slot for request in made] == [True, True, True, False, False, False, False]
     finish(llm)
     assert [len(request.items) for request in made] == [COUNT, COUNT, COUNT, 0, COUNT, COUNT, COUNT]
     nothing_is_left(llm)
@@ -259,7 +259,7 @@ def whole(llm: engine.LLM, ask: Ask) -> list[int]:
     """The tokens of an answer alone."""
     llm.reset()
     request = request_of(llm.generate(ask.ids, **ask.options))
-    llm.scheduler.submit(request)
+    llm.core.submit(request)
     finish(llm)
     return [token for token, _ in request.items]
 
@@ -270,7 +270,7 @@ def test_threads_order_at_random(llm: engine.LLM, seed: int) -> None:
     wanted = asks(llm, amount(40, 9), seed, 120)
     alone = [whole(llm, ask) for ask in wanted]
     made = [request_of(llm.generate(ask.ids, **ask.options)) for ask in wanted]
-    closed, scheduler = set[int](), llm.scheduler
+    closed, core = set[int](), llm.core
     llm.reset()
 
     def give_orders(number: int) -> None:
@@ -282,19 +282,19 @@ def test_threads_order_at_random(llm: engine.LLM, seed: int) -> None:
             if order is Order.CLOSE:
                 closed.add(i)
             if order is Order.CLOSE and rng.random() < 0.5:
-                scheduler.close(made[i])
+                core.close(made[i])
             else:
-                scheduler.order(order, made[i])
+                core.order(order, made[i])
             time.sleep(float(rng.choice([0, 0, 1e-4, 1e-3])))
         for i in own:
-            scheduler.order(Order.SUBMIT, made[i])
-            scheduler.order(Order.PROCEED, made[i])
+            core.order(Order.SUBMIT, made[i])
+            core.order(Order.PROCEED, made[i])
 
     threads = [threading.Thread(target=give_orders, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        scheduler.step()
+        core.step()
     finish(llm)
     for i, (request, tokens) in enumerate(zip(made, alone, strict=True)):
         assert request.error is None and request.done

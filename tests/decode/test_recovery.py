@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode import flights
-from engine.decode.company import Company
-from engine.decode.flights import Flights
+from engine.decode.core import MOST_FAILURES, EngineCore
 from engine.decode.generation import request_of
-from engine.decode.part import Part
-from engine.decode.prompts import Prompts
+from engine.decode.host_steps import HostSteps
+from engine.decode.preemption import Preemption
+from engine.decode.prefill import PrefillSlice
+from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
-from engine.decode.scheduler import MOST_FAILURES, Scheduler
+from engine.decode.running import Running
+from engine.decode.running_batch import RunningBatch
+from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
-from engine.decode.waiting import Waiting
+from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
 from engine.sampling.sampler import Sampler
-from engine.speculative.run import Run
-from engine.speculative.steps import HostSteps
 from engine.synthetic.model import make_model
 from tests.company import Ask, asks
 from tests.tiers import amount, few
@@ -31,34 +31,34 @@ from tests.tiers import amount, few
 pytestmark = pytest.mark.recovers
 
 OWN = [
-    (Waiting, "_place"),
+    (WaitingQueue, "_place"),
     (Slots, "free"),
     (Slot, "stops"),
-    (Prompts, "read"),
-    (Prompts, "_tell"),
-    (Part, "__init__"),
-    (Part, "advance"),
-    (Part, "finish"),
-    (Company, "begin"),
+    (PrefillQueue, "read"),
+    (PrefillQueue, "_report"),
+    (PrefillSlice, "__init__"),
+    (PrefillSlice, "advance"),
+    (PrefillSlice, "finish"),
+    (RunningBatch, "run"),
     (Sampler, "sample"),
-    (Run, "following"),
-    (Run, "took"),
-    (Flights, "_deliver"),
-    (Company, "leave"),
+    (Running, "propose"),
+    (Running, "took"),
+    (Scheduler, "_deliver"),
+    (RunningBatch, "leave"),
 ]
 """What a round does for one request."""
 
 SHARED = [
     (HostSteps, "start"),
     (HostSteps, "take"),
-    (Flights, "start"),
-    (Flights, "take"),
-    (Flights, "drain"),
-    (flights, "next_group"),
-    (Scheduler, "_obey"),
-    (Scheduler, "_steps"),
-    (Scheduler, "_moves"),
-    (Scheduler, "_preempt"),
+    (Scheduler, "_run"),
+    (Scheduler, "take"),
+    (Scheduler, "drain"),
+    (RunningBatch, "next_group"),
+    (EngineCore, "_obey"),
+    (Scheduler, "_choose"),
+    (RunningBatch, "moves"),
+    (Preemption, "preempt"),
 ]
 """What it does for several, or for none."""
 
@@ -133,12 +133,12 @@ def requests(llm: engine.LLM, wanted: list[Ask]) -> list[Request]:
 def answered(llm: engine.LLM, made: list[Request]) -> list[tuple[list[int], BaseException | None]]:
     """The tokens of requests that are computed together, and what ended each if that was an error."""
     for request in made:
-        llm.scheduler.submit(request)
+        llm.core.submit(request)
     rounds = 0
-    while llm.scheduler.step():
+    while llm.core.step():
         rounds += 1
         assert rounds < 10_000
-    assert all(request.done for request in made) and llm.scheduler.company == 0
+    assert all(request.done for request in made) and llm.core.n_active == 0
     llm.check_pages()
     return [([token for token, _ in request.items], request.error) for request in made]
 
@@ -194,15 +194,15 @@ def test_after_any_other_error_all_requests_are_read_again(
     llm.reset()
     faulty.plant(place, name, once(call), after)
     made = requests(llm, wanted)
-    if name == "_preempt":  # by nothing but an interrupt
-        llm.scheduler.submit(made[0])
-        llm.scheduler.submit(made[1])
+    if name == "preempt":  # by nothing but an interrupt
+        llm.core.submit(made[0])
+        llm.core.submit(made[1])
         for _ in range(4):
-            llm.scheduler.step()
+            llm.core.step()
         with llm.lock:
-            llm.scheduler.interrupt()
+            llm.core.interrupt()
     assert answered(llm, made) == [(tokens, None) for tokens in expected]
-    assert faulty.raised == 1 or name in ("drain", "_preempt")
+    assert faulty.raised == 1 or name in ("drain", "preempt")
 
 
 @pytest.mark.parametrize("seed", few(range(4)))
@@ -223,7 +223,7 @@ def test_errors_at_random(
 
     left = 20
     for place, name in SHARED:
-        if name != "_moves":  # it is called most often
+        if name != "moves":  # it is called most often
             faulty.plant(place, name, due, bool(rng.random() < 0.5))
     for _ in range(several):
         llm.reset()
@@ -238,7 +238,7 @@ def test_an_answer_that_breaks_every_pass_ends_alone(
     llm.reset()
     made = requests(llm, wanted)
     bad = max(range(len(wanted)), key=lambda i: len(expected[i]))
-    faulty.plant(HostSteps, "start", lambda steps, rides: any(ride.run is made[bad].run for ride in rides))
+    faulty.plant(HostSteps, "start", lambda steps, batch: any(each.running.request is made[bad] for each in batch))
     found = answered(llm, made)
     assert faulty.raised == MOST_FAILURES
     assert isinstance(found[bad][1], Fault)
@@ -250,7 +250,7 @@ def test_an_error_that_does_not_go_away_ends_what_it_meets(
     llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], faulty: Faulty
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        Faulty(patch).plant(flights, "next_group", lambda *given: True)
+        Faulty(patch).plant(RunningBatch, "next_group", lambda *given: True)
         found = answered(llm, requests(llm, wanted))
     for (tokens, error), whole in zip(found, expected, strict=True):
         assert (error is None and tokens == whole) or (isinstance(error, Fault) and tokens == whole[: len(tokens)][:1])
@@ -267,7 +267,7 @@ def test_an_error_of_the_device_is_not_survived(llm: engine.LLM, wanted: list[As
     with pytest.raises(DeviceError):
         answered(llm, made)
     for request in made:
-        llm.scheduler.close(request)
+        llm.core.close(request)
 
 
 def test_no_thread_gets_the_error_of_another(
@@ -277,7 +277,9 @@ def test_no_thread_gets_the_error_of_another(
     llm.reset()
     made = [llm.generate(ask.ids, **ask.options) for ask in wanted]
     bad = max(range(len(wanted)), key=lambda i: len(expected[i]))
-    faulty.plant(HostSteps, "start", lambda steps, rides: any(ride.run is request_of(made[bad]).run for ride in rides))
+    faulty.plant(
+        HostSteps, "start", lambda steps, batch: any(each.running.request is request_of(made[bad]) for each in batch)
+    )
     errors: dict[int, BaseException] = {}
 
     def read(i: int) -> None:

@@ -139,14 +139,14 @@ def test_the_draft_model_has_the_salts_of_the_target(tmp_path: Path, alone: bool
         draft: Any = llm.draft.llm
         draft.can_sample = lambda sampler: alone
         ids = np.random.default_rng(2).integers(0, llm.config.n_vocab, 150).tolist()
-        part, n_read = draft.part, 0
+        forward, n_read = draft._forward, 0
 
-        def counted(slot: Slot, tokens: list[int], *given: Any) -> Any:
+        def counted(slot: Slot, tokens: np.ndarray, *given: Any) -> Any:
             nonlocal n_read
-            n_read += len(tokens)
-            return part(slot, tokens, *given)
+            n_read += tokens.size
+            return forward(slot, tokens, *given)
 
-        draft.part = counted
+        draft._forward = counted
         options: dict[str, Any] = {"max_tokens": 12, "seed": 1, "ignore_eos": True}
         options["speculation"] = SpeculationParams(draft_max=3)
         answers = []
@@ -165,8 +165,8 @@ def test_a_request_of_the_scheduler(llm: engine.LLM) -> None:
     greedy = Sampler(SamplingParams(temperature=0.0, seed=1), llm.config.n_vocab)
     made = [Request(IDS, greedy, 3, salt=salt) for salt in ("a", "b", "a", "")]
     for request in made:
-        llm.scheduler.submit(request)
-    while llm.scheduler.step():
+        llm.core.submit(request)
+    while llm.core.step():
         pass
     assert [request.kept for request in made] == [0, 0, 199, 0]
     assert len({tuple(token for token, _ in request.items) for request in made}) == 1

@@ -70,7 +70,7 @@ def mtp() -> Iterator[engine.LLM]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft from the first step on."""
-    monkeypatch.setattr("engine.speculative.loop.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
 
 
@@ -139,13 +139,13 @@ def test_company_and_preemption_do_not_show(drafting: engine.LLM, monkeypatch: p
     """Grammars in company of other grammars and of none, with too few slots for all."""
     wanted: list[Ask] = []
     preempted: list[Request] = []
-    preempt = drafting.scheduler._preempt
+    preempt = drafting.core.scheduler.preemption.preempt
 
     def noted(request: Request) -> None:
         preempted.append(request)
         preempt(request)
 
-    monkeypatch.setattr(drafting.scheduler, "_preempt", noted)
+    monkeypatch.setattr(drafting.core.scheduler.preemption, "preempt", noted)
     prompt = drafting.tokenize(PROMPT)
     for i in range(8):
         options: dict[str, Any] = {"max_tokens": 24, "seed": i, "temperature": (0.0, 1.0)[i % 2]}
@@ -164,7 +164,7 @@ def test_an_answer_goes_on_after_an_interruption(llm: engine.LLM) -> None:
     answer = llm.generate(PROMPT, **given)
     for n, _ in enumerate(answer):
         if n in (0, 7, 8):
-            llm.scheduler.interrupt()
+            llm.core.interrupt()
     assert answer.ids == expected.ids
 
 

@@ -111,7 +111,7 @@ def test_drafts_do_not_depend_on_it(size: int) -> None:
     options: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
     expected = llm.complete(prompt, **options)
     steps: Any = type("Steps", (), {"_model": llm.model})()
-    from engine.speculative.steps import ModelSteps
+    from engine.decode.host_steps import ModelSteps
 
     assert ModelSteps.room(steps, 10) == STEP_ROWS - 1
     found = llm.complete(prompt, speculation=SpeculationParams(lookup=True, draft_max=15), **options)

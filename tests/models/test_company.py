@@ -147,9 +147,10 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
             at = model.sequences[i].length
             tokens = texts[i][at : at + right].tolist()
             parts.append((model.sequences[i], [*tokens, *rng.integers(0, n_vocab, wrong).tolist()]))
-        for (i, (right, _)), logits in zip(rows.items(), model.forward_many(parts), strict=True):
+        logits_of = model.step(parts)
+        for (i, (right, _)), (sequence, tokens), logits in zip(rows.items(), parts, logits_of, strict=True):
             found[i].append(logits[:right].copy())
-            model.sequences[i].truncate(model.sequences[i].length - logits.shape[0] + right)
+            sequence.commit(tokens[:right])
     left = [stored(model, sequence) for sequence in model.sequences]
     proposed = [drafts(model, model.sequences[i], int(texts[i][-LATER])) for i in range(3)]
     for i in (1, 2, 0):
@@ -182,7 +183,9 @@ def test_shared_pages_are_not_written_to(tmp_path: Path) -> None:
         assert sequence.can_truncate(128) and not sequence.can_truncate(100)
         with pytest.raises(ContextError):
             sequence.truncate(100)
-    parts = model.forward_many([(second, text[128:135].tolist()), (first, text[130:135].tolist())])
+    parts = model.step([(second, text[128:135].tolist()), (first, text[130:135].tolist())])
+    second.commit(text[128:135].tolist())
+    first.commit(text[130:135].tolist())
     assert parts[0][2:].tobytes() == parts[1].tobytes() and stored(model, first) == stored(model, second)
     first.truncate(130)
     second.truncate(128)

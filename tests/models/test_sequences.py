@@ -21,8 +21,9 @@ def test_rows_of_several_sequences(name: str, tmp_path: Path) -> None:
     for counts in passes:
         sequences = [s for s, count in zip(together.sequences, counts, strict=True) if count]
         tokens = [texts[s.slot][s.length : s.length + counts[s.slot]] for s in sequences]
-        found = together.forward_many(list(zip(sequences, tokens, strict=True)))
-        for sequence, rows in zip(sequences, found, strict=True):
+        found = together.step(list(zip(sequences, tokens, strict=True)))
+        for sequence, own, rows in zip(sequences, tokens, found, strict=True):
+            sequence.commit(own)
             logits[sequence.slot].append(rows)
     for slot, sequence in enumerate(together.sequences):
         n = sequence.length

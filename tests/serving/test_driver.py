@@ -11,14 +11,14 @@ import pytest
 
 import engine
 from engine.decode.generation import request_of
-from engine.decode.part import Part
+from engine.decode.host_steps import HostSteps
+from engine.decode.prefill import PrefillSlice
 from engine.decode.scheduler import Scheduler
-from engine.decode.waiting import Waiting
+from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
 from engine.serving import driver
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.errors import Refusal
-from engine.speculative.steps import HostSteps
 from tests.tiers import few
 
 N_TOKENS = 48
@@ -100,16 +100,16 @@ def test_nothing_urgent_waits_while_the_host_computes(llm: engine.LLM, monkeypat
 
             return wrapper
 
-        for cls, name in (HostSteps, "start"), (Part, "advance"):
+        for cls, name in (HostSteps, "start"), (PrefillSlice, "advance"):
             monkeypatch.setattr(cls, name, noted(getattr(cls, name)))
 
     read(llm, *readers, watch=watch)
-    assert len(waiting) > N_TOKENS and set(waiting) == {("HostSteps.start", False), ("Part.advance", False)}
+    assert len(waiting) > N_TOKENS and set(waiting) == {("HostSteps.start", False), ("PrefillSlice.advance", False)}
 
 
 def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop works on the first token until the error comes."""
-    reader, step, rounds = Reader(llm, "def add(a, b):", 0.3), llm.scheduler.step, 0
+    reader, step, rounds = Reader(llm, "def add(a, b):", 0.3), llm.core.step, 0
 
     def fails(on_wait: Callable[[], None]) -> bool:
         nonlocal rounds
@@ -118,7 +118,7 @@ def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatc
             raise DeviceError("the GPU is gone")
         return step(on_wait)
 
-    monkeypatch.setattr(llm.scheduler, "step", fails)
+    monkeypatch.setattr(llm.core, "step", fails)
     read(llm, reader)
     assert isinstance(reader.received[-1].error, DeviceError)
     monkeypatch.undo()
@@ -215,13 +215,18 @@ def test_an_error_ends_only_the_answer_that_it_belongs_to(llm: engine.LLM, monke
     whole = [expected(llm, prompt) for prompt in PROMPTS]
     readers = [Reader(llm, prompt) for prompt in PROMPTS]
     bad, unrecorded, unplaced, good = (reader.generation for reader in readers)
-    faulty(monkeypatch, HostSteps, "start", lambda steps, rides: any(r.run is request_of(bad).run for r in rides))
+    faulty(
+        monkeypatch,
+        HostSteps,
+        "start",
+        lambda steps, batch: any(each.running.request is request_of(bad) for each in batch),
+    )
     faulty(monkeypatch, unrecorded, "_took", lambda token, logits: len(unrecorded.ids) == 7)
-    faulty(monkeypatch, Waiting, "_place", lambda waiting, request: request is request_of(unplaced))
+    faulty(monkeypatch, WaitingQueue, "_place", lambda waiting, request: request is request_of(unplaced))
     read(llm, *readers)
     assert [type(error_of(reader)) for reader in readers] == [Fault, Fault, Fault, type(None)]
     assert [reader.ids for reader in readers] == [whole[0][:1], whole[1][:7], [], whole[3]]
-    assert llm.scheduler.company == 0
+    assert llm.core.n_active == 0
     llm.check_pages()
 
 
@@ -242,7 +247,7 @@ def test_answers_that_cannot_be_received(llm: engine.LLM, monkeypatch: pytest.Mo
 
     asyncio.run(run())
     assert good.ids == expected(llm, PROMPTS[1])
-    assert llm.scheduler.company == 0
+    assert llm.core.n_active == 0
 
 
 def test_orders_after_the_end(llm: engine.LLM) -> None:
@@ -283,7 +288,7 @@ def test_the_thread_sleeps_while_all_answers_are_paused(llm: engine.LLM) -> None
 def test_memory_goes_back_while_there_is_nothing_to_do(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """After some time, and more of it later.  A request ends that before it is computed, whenever it comes."""
     calls: list[object] = []
-    step = llm.scheduler.step
+    step = llm.core.step
 
     def noted(on_wait: Callable[[], None]) -> bool:
         moved = step(on_wait)
@@ -291,7 +296,7 @@ def test_memory_goes_back_while_there_is_nothing_to_do(llm: engine.LLM, monkeypa
             calls.append("step")
         return moved
 
-    monkeypatch.setattr(llm.scheduler, "step", noted)
+    monkeypatch.setattr(llm.core, "step", noted)
     monkeypatch.setattr(llm, "rest", lambda forget=False: calls.append("forget" if forget else "rest"))
     monkeypatch.setattr(llm, "resume", lambda: calls.append("resume"))
     for name, seconds in (("IDLE_SECONDS", 0.01), ("REST_SECONDS", 0.02), ("FORGET_SECONDS", 60.0)):

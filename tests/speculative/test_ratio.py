@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.decode import host_steps as steps_module
+from engine.decode.host_steps import HostSteps
+from engine.decode.request import Request
+from engine.decode.running import Running, follow
 from engine.sampling.sampler import Sampler, SamplingParams
-from engine.speculative import steps as steps_module
 from engine.speculative.draft_model import DraftModel
-from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams
-from engine.speculative.run import Run, follow
-from engine.speculative.steps import HostSteps
+from engine.speculative.speculation import Speculation
 from tests.tiers import amount
 
 N_VOCAB = 4
@@ -47,17 +48,14 @@ class Chain:
     def settle(self) -> None:
         """Nobody shares its tokens."""
 
-    def truncate(self, length: int) -> None:
-        assert 0 <= length <= len(self.tokens)
-        del self.tokens[length:]
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: "Chain") -> np.ndarray:
+    def step(self, parts: Sequence[tuple["Chain", Sequence[int]]]) -> list[np.ndarray]:
+        ((sequence, tokens),) = parts
         assert sequence is self
-        assert positions.tolist() == list(range(len(self.tokens), len(self.tokens) + tokens.size))
-        self.tokens += tokens.tolist()
-        history = self.tokens
-        first = len(history) - n_logits
-        return np.stack([self.table[history[i - 1], history[i]] for i in range(first, len(history))])
+        history = [*self.tokens, *tokens]
+        return [np.stack([self.table[history[i - 1], history[i]] for i in range(len(self.tokens), len(history))])]
 
 
 def draft_model(table: Table) -> DraftModel:
@@ -129,7 +127,7 @@ def answers(
         sampler.seed = seed
         model.tokens = list(PROMPT[:-1])
         drafts = Speculation(speculation, sampler, source, 10.0)
-        stream = follow(HostSteps(model), Run(model, sampler, PROMPT, TOKENS, drafts))
+        stream = follow(Running(Request(PROMPT, sampler, TOKENS, drafts), model, HostSteps(model)))
         found[tuple(token for token, _ in stream)] += 1
         kept += drafts.statistics.accepted
     return found, kept
@@ -231,7 +229,9 @@ def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
         model: Any = Chain(TARGET)
         model.tokens = list(PROMPT[:-1])
         speculation = Speculation(params, sampler, draft_model(DRAFTS["bad"]), 10.0)
-        found = [token for token, _ in follow(HostSteps(model), Run(model, sampler, PROMPT, 2, speculation))]
+        found = [
+            token for token, _ in follow(Running(Request(PROMPT, sampler, 2, speculation), model, HostSteps(model)))
+        ]
         draft = sampler.sample(DRAFTS["bad"][PROMPT[-2], PROMPT[-1]], 2, PROMPT)
         ids, logits = sampler.candidates(TARGET[PROMPT[-2], PROMPT[-1]], PROMPT)
         p = dict(zip(ids.tolist(), softmax(logits, 1.0).tolist(), strict=True)).get(draft, 0.0)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import engine
+from engine.decode.host_steps import HostSteps
+from engine.decode.request import Request
+from engine.decode.running import Running, follow
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.acceptance import distribution
-from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams
-from engine.speculative.run import Run, follow
-from engine.speculative.steps import HostSteps
+from engine.speculative.speculation import Speculation
 from tests.speculative.test_ratio import (
     DRAFTS,
     N_VOCAB,
@@ -45,7 +46,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from the first step on, and no pauses."""
-    monkeypatch.setattr("engine.speculative.loop.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
 
 
@@ -150,7 +151,9 @@ def test_p_min_judges_what_is_left(bound: float) -> None:
         model: Any = Chain(TARGET)
         model.tokens = list(PROMPT[:-1])
         speculation = Speculation(params, sampler, draft_model(DRAFTS["bad"]), 10.0)
-        found = [token for token, _ in follow(HostSteps(model), Run(model, sampler, PROMPT, 2, speculation))]
+        found = [
+            token for token, _ in follow(Running(Request(PROMPT, sampler, 2, speculation), model, HostSteps(model)))
+        ]
         draft = sampler.sample(DRAFTS["bad"][PROMPT[-2], PROMPT[-1]], 2, PROMPT)
         plain = sampler.sample(row, 2, PROMPT)
         ids, logits = sampler.candidates(row, PROMPT, position=2)

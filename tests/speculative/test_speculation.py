@@ -12,15 +12,16 @@ import pytest
 
 import engine
 from engine.cache.kv import CHUNK, KVCache
+from engine.decode.host_steps import HostSteps
+from engine.decode.request import Request
+from engine.decode.running import InFlightRequest, Running, Step, follow
 from engine.errors import UsageError
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.models.base import Model
 from engine.sampling.sampler import Sampler, SamplingParams
-from engine.speculative.loop import NOTHING, Speculation
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
-from engine.speculative.run import Run, follow
-from engine.speculative.steps import HostSteps, Ride, Step
+from engine.speculative.speculation import NOTHING, Speculation
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from tests.tiers import few
@@ -104,24 +105,23 @@ class Script:
         self.drafts: list[int] = []
         self.kept = 0
 
-    def choose(self, known: Sequence[int], room: int) -> tuple[str, Proposal]:
+    def choose(self, known: Sequence[int], room: int) -> Proposal:
         tokens, n = self._known.tokens, len(known)
         assert list(known) == tokens[:n]
         count = int(self._random.integers(0, max(0, min(room, MOST_DRAFTS)) + 1))
         if room > 0 and self._random.random() < 0.2:
-            return "model", Proposal(count=max(count, 1))
-        return ("lookup", self._proposal(n, count)) if count else ("", NOTHING)
+            return Proposal(count=max(count, 1), source="model")
+        return self._proposal(n, count, "lookup") if count else NOTHING
 
     def made(self, known: Sequence[int], proposal: Proposal, steps: Any, sequence: Any) -> Proposal:
         """A draft model may propose fewer tokens than requested, or none."""
-        return self._proposal(len(known), int(self._random.integers(0, proposal.count + 1)))
+        return self._proposal(len(known), int(self._random.integers(0, proposal.count + 1)), "model")
 
-    def _proposal(self, n: int, count: int) -> Proposal:
+    def _proposal(self, n: int, count: int, source: str) -> Proposal:
         drafts = self._known.tokens[n : n + count]
         wrong = self._random.random(len(drafts)) >= self._right
-        return Proposal(
-            [(t + int(self._random.integers(1, 289))) % 289 if w else t for t, w in zip(drafts, wrong, strict=True)]
-        )
+        found = [(t + int(self._random.integers(1, 289))) % 289 if w else t for t, w in zip(drafts, wrong, strict=True)]
+        return Proposal(found, source=source)
 
     def rewind(self, steps: Any) -> int:
         return int(steps.rewind)
@@ -147,9 +147,9 @@ class Watched(HostSteps):
         super().__init__(model)
         self._reference, self._script, self.n = known, script, n
 
-    def start(self, rides: Sequence[Ride]) -> None:
-        super().start(rides)
-        ((_, proposal),) = rides
+    def start(self, batch: Sequence[InFlightRequest]) -> None:
+        super().start(batch)
+        ((_, proposal),) = batch
         drafts, expected = proposal.tokens, self._reference.tokens[self.n :]
         self._script.drafts = drafts
         self._script.kept = next((i for i, draft in enumerate(drafts) if draft != expected[i]), len(drafts))
@@ -204,8 +204,8 @@ def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Referen
         stop = int(random.integers(0, count + 1)) if random.random() < 0.5 else count
         fill(llm.model, known, n - 1)
         script = Script(known, random, sequential=seed // PARTS % 32 == 0)
-        run = Run(llm.sequence, known.sampler, known.tokens[:n], count, script)  # type: ignore[arg-type]
-        stream = follow(Watched(llm.model, known, script, n), run)
+        request = Request(known.tokens[:n], known.sampler, count, script)  # type: ignore[arg-type]
+        stream = follow(Running(request, llm.sequence, Watched(llm.model, known, script, n)))
         found = []
         for at, (token, logits) in zip(range(n, n + stop), stream, strict=False):
             assert token == known.tokens[at]
@@ -240,7 +240,7 @@ def test_the_cache_ends_where_the_reader_does(
         stop = int(random.integers(1, count + 1))
         script: Any = Script(known, random)
         watched = Watched(llm.model, known, script, n)
-        monkeypatch.setattr(llm.scheduler._company, "host", watched)
+        monkeypatch.setattr(llm.core.scheduler.batch, "host", watched)
         stream = llm.decode(known.tokens[:n], known.sampler, count, script, bool(seed % 2))
         for at in range(n, n + stop):
             token, logits = next(stream)
@@ -261,7 +261,7 @@ K = 4
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from the first step on, and no pauses."""
-    monkeypatch.setattr("engine.speculative.loop.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
 
 

@@ -33,6 +33,8 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device, Graph
 from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Plan, Tensor
+from engine.decode.host_steps import ModelSteps
+from engine.decode.running import InFlightRequest, Running, Step
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
 from engine.ops.device import DeviceOperations
@@ -40,7 +42,6 @@ from engine.ops.executor import Forward
 from engine.ops.model import AnyModel
 from engine.sampling.sampler import Sampler
 from engine.speculative.proposal import DeviceDraft
-from engine.speculative.steps import Answering, ModelSteps, Ride, Step
 
 AHEAD = 4
 """The number of plain steps in flight: they are launched before the token of the first one is read."""
@@ -99,21 +100,21 @@ class Kind(NamedTuple):
     mode: str
 
 
-def kind_of(rides: Sequence[Ride]) -> Kind:
+def kind_of(requests: Sequence[InFlightRequest]) -> Kind:
     """The kind of a step with these requests.  Only a step with a single request may accept drafts by another rule than
     ``exact``."""
-    params = [ride.run.sampler.params for ride in rides]
+    params = [request.running.sampler.params for request in requests]
     greedy = all(p.greedy for p in params)
-    mode = "exact" if greedy or len(rides) > 1 else rides[0].run.params.accept
+    mode = "exact" if greedy or len(requests) > 1 else requests[0].running.params.accept
     return Kind(greedy, any(sample.edits(p) for p in params), mode)
 
 
 @dataclass
-class Flight:
+class InFlightBatch:
     """A pass in flight: launched, and its results not taken.  masks: the number of rows with a mask, by slot; no token is
     needed from the other rows of these slots, so every token is masked there."""
 
-    rides: list[Ride]
+    requests: list[InFlightRequest]
     masks: dict[int, int] = field(default_factory=dict)
 
 
@@ -133,9 +134,9 @@ class Graphs(NamedTuple):
     choice: Choice | None
 
 
-def masked(ride: Ride) -> bool:
+def masked(request: InFlightRequest) -> bool:
     """Whether the tokens of a request are sampled with masks."""
-    return ride.run.sampler.matcher is not None
+    return request.running.sampler.matcher is not None
 
 
 class DeviceSteps(ModelSteps):
@@ -166,7 +167,7 @@ class DeviceSteps(ModelSteps):
         self._placed: list[tuple[int, int]] = []
         self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
         self._drafting: DeviceDrafts | None = None
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlightBatch] = deque()
         self._masks: Masks | None = None
         #: The slots of requests that continue at another position than the device assumes.
         self._stray: set[int] = set()
@@ -181,34 +182,34 @@ class DeviceSteps(ModelSteps):
         """Note that another pass has overwritten the rows."""
         self._placed = []
 
-    def begin(self, run: Answering) -> None:
+    def begin(self, running: Running) -> None:
         """Add a request.  Its sequence contains all known tokens except the last."""
-        slot, write = run.sequence.slot, self._device.write
-        write(self._history[slot : slot + 1].address, np.asarray(run.known, np.int32))
-        write(self._at[slot : slot + 1].address, np.array([len(run.known) - 1], np.int32))
-        self._chooser.begin(run.sampler, run.params.accept, run.params.accept_p_min, slot)
+        slot, write = running.sequence.slot, self._device.write
+        write(self._history[slot : slot + 1].address, np.asarray(running.known, np.int32))
+        write(self._at[slot : slot + 1].address, np.array([len(running.known) - 1], np.int32))
+        self._chooser.begin(running.sampler, running.params.accept, running.params.accept_p_min, slot)
         self._stray.discard(slot)
         if self._drafting is not None:
-            self._drafting.begin(run.sampler, slot)
+            self._drafting.begin(running.sampler, slot)
         self._placed = []
 
-    def start(self, rides: Sequence[Ride]) -> None:
+    def start(self, requests: Sequence[InFlightRequest]) -> None:
         """Launch a pass over the last known token and the drafts of each request."""
         self.choose()
-        for run, _ in rides:
-            if run.sequence.slot in self._stray:
-                self.begin(run)
-        draft = next((r.proposal.device_draft for r in rides if r.proposal.device_draft is not None), None)
+        for running, _ in requests:
+            if running.sequence.slot in self._stray:
+                self.begin(running)
+        draft = next((r.proposal.device_draft for r in requests if r.proposal.device_draft is not None), None)
         if draft is not None:
-            self._follow(draft, rides)
-        most = max(proposal.count for _, proposal in rides)
-        for run, proposal in rides:
+            self._follow(draft, requests)
+        most = max(proposal.count for _, proposal in requests)
+        for running, proposal in requests:
             # The first position depends on the results of the steps in flight, so this is the largest possible end.  The
             # device computes the same number of drafts for each request.
-            end = min(len(run.known) + self._under_way(run) + max(most, len(proposal)), self._n_ctx)
-            run.sequence.reserve(end)
+            end = min(len(running.known) + self._under_way(running) + max(most, len(proposal)), self._n_ctx)
+            running.sequence.reserve(end)
             self._model.reserve(end)
-            own = draft.sequence(run.sequence.slot) if draft is not None else None
+            own = draft.sequence(running.sequence.slot) if draft is not None else None
             if draft is not None and own is not None and draft.cache is not None:
                 own.reserve(end)
                 draft.cache.publish()
@@ -216,10 +217,10 @@ class DeviceSteps(ModelSteps):
                 draft.reserve(end)
         self._model.cache.publish()
         # The host does not know drafts of the device, so it cannot compute masks for them.
-        assert draft is None or not any(masked(ride) and ride.proposal for ride in rides)
-        graph, choice = self._graph(rides, draft)
-        self._place(rides)
-        self._flights.append(Flight(list(rides)))
+        assert draft is None or not any(masked(request) and request.proposal for request in requests)
+        graph, choice = self._graph(requests, draft)
+        self._place(requests)
+        self._in_flight.append(InFlightBatch(list(requests)))
         graph.launch()
         self._left = choice
 
@@ -228,17 +229,17 @@ class DeviceSteps(ModelSteps):
         determine the masks."""
         if self._left is None:
             return
-        flight, asked, places, row = self._flights[-1], [], [], 0
-        for ride in flight.rides:
-            tokens = self._certain(ride.run) if masked(ride) else None
+        batch, asked, places, row = self._in_flight[-1], [], [], 0
+        for request in batch.requests:
+            tokens = self._before_last_step(request.running) if masked(request) else None
             if tokens is not None:
-                assert ride.run.sampler.matcher is not None
-                asked.append(Asked(ride.run.sampler.matcher, tokens, ride.proposal.tokens))
-                places.append((row, ride.run.sequence.slot))
-            row += 1 + len(ride.proposal)
+                assert request.running.sampler.matcher is not None
+                asked.append(Asked(request.running.sampler.matcher, tokens, request.proposal.tokens))
+                places.append((row, request.running.sequence.slot))
+            row += 1 + len(request.proposal)
         masks = []
         for (row, slot), (_, _, drafts), found in zip(places, asked, masks_of(asked), strict=True):
-            flight.masks[slot] = len(found)
+            batch.masks[slot] = len(found)
             nothing = np.zeros((1 + len(drafts) - len(found), found.shape[1]), np.int32)
             masks += [(row + i, mask) for i, mask in enumerate([*found, *nothing])]
         (graph, logits, stride), self._left = self._left, None
@@ -247,10 +248,12 @@ class DeviceSteps(ModelSteps):
         self._masks.apply(logits, stride, masks)
         graph.launch()
 
-    def _certain(self, run: Answering) -> list[int] | None:
+    def _before_last_step(self, running: Running) -> list[int] | None:
         """Tokens before the newest step, after waiting for older ones; None if sampling failed."""
-        slot, tokens = run.sequence.slot, run.known
-        for later in range(sum(ride.run is run for flight in self._flights for ride in flight.rides) - 1):
+        slot, tokens = running.sequence.slot, running.known
+        for later in range(
+            sum(request.running is running for batch in self._in_flight for request in batch.requests) - 1
+        ):
             self._wait(slot, later)
             words = self._chooser.words(slot, later)
             if min(words) < 0:
@@ -258,24 +261,29 @@ class DeviceSteps(ModelSteps):
             tokens = tokens + words
         return tokens
 
-    def _under_way(self, run: Answering) -> int:
+    def _under_way(self, running: Running) -> int:
         """The most tokens that a request can get from the steps in flight."""
-        return sum(1 + len(ride.proposal) for flight in self._flights for ride in flight.rides if ride.run is run)
+        return sum(
+            1 + len(request.proposal)
+            for batch in self._in_flight
+            for request in batch.requests
+            if request.running is running
+        )
 
-    def _place(self, rides: Sequence[Ride]) -> None:
+    def _place(self, requests: Sequence[InFlightRequest]) -> None:
         """Lay out the rows of a pass, unless they are in place."""
-        entries = [(ride.run.sequence.slot, 1 + len(ride.proposal)) for ride in rides]
+        entries = [(request.running.sequence.slot, 1 + len(request.proposal)) for request in requests]
         used = sum(rows for _, rows in entries)
-        on_host = any(ride.proposal.tokens for ride in rides)
+        on_host = any(request.proposal.tokens for request in requests)
         # For a single entry, rows are in place for any number of drafts.
-        wanted = entries if len(rides) > 1 else [(entries[0][0], 0)]
-        if wanted == self._placed and not on_host and (len(rides) == 1 or used == padded(used)):
+        wanted = entries if len(requests) > 1 else [(entries[0][0], 0)]
+        if wanted == self._placed and not on_host and (len(requests) == 1 or used == padded(used)):
             return
         layout = self._layouts[self._n_layouts % LAYOUTS]
         address = self._layouts_address + 4 * accept.LAYOUT * (self._n_layouts % LAYOUTS)
         self._n_layouts += 1
         accept.write_layout(
-            layout, [(slot, rows, r.proposal.tokens) for (slot, rows), r in zip(entries, rides, strict=True)]
+            layout, [(slot, rows, r.proposal.tokens) for (slot, rows), r in zip(entries, requests, strict=True)]
         )
         ops = self._ops
         arrays = self._at, self._history, ops.tokens, ops.positions, ops.sequences, self._starts
@@ -285,19 +293,19 @@ class DeviceSteps(ModelSteps):
     def take(self) -> list[Step]:
         """Wait for the oldest pass in flight and return its results."""
         if self._left is not None:
-            *before, last = self._flights
-            unsettled = {id(ride.run) for flight in before for ride in flight.rides}
-            if not any(masked(ride) and id(ride.run) in unsettled for ride in last.rides):
+            *before, last = self._in_flight
+            unsettled = {id(request.running) for batch in before for request in batch.requests}
+            if not any(masked(request) and id(request.running) in unsettled for request in last.requests):
                 self.choose()  # without waiting
-        flight = self._flights[0]
-        steps = [self._taken(ride, flight) for ride in flight.rides]
-        self._flights.popleft()
+        batch = self._in_flight[0]
+        steps = [self._taken(request, batch) for request in batch.requests]
+        self._in_flight.popleft()
         return steps
 
     def _wait(self, slot: int, later: int = 0) -> None:
         """Wait for the result of the next step of a slot, or of the step ``later`` steps after that."""
         # Without further steps in flight, the device would be idle until the host wakes up.
-        pause = POLL_SECONDS if len(self._flights) > 1 else 0
+        pause = POLL_SECONDS if len(self._in_flight) > 1 else 0
         while not self._chooser.ready(slot, later):
             # is_idle raises DeviceError if a kernel has failed.
             if self._device.is_idle() and not self._chooser.ready(slot, later):
@@ -306,9 +314,9 @@ class DeviceSteps(ModelSteps):
                 )
             time.sleep(pause)
 
-    def _taken(self, ride: Ride, flight: Flight) -> Step:
-        run, proposal = ride
-        sequence, slot = run.sequence, run.sequence.slot
+    def _taken(self, request: InFlightRequest, batch: InFlightBatch) -> Step:
+        running, proposal = request
+        sequence, slot = running.sequence, running.sequence.slot
         self._wait(slot)
         words = self._chooser.words(slot)
         step = Step([*itertools.takewhile(lambda word: word >= 0, words)])
@@ -316,79 +324,79 @@ class DeviceSteps(ModelSteps):
             self._chooser.take(slot)
         except EngineError as error:
             step.error = error
-        if step.error is not None and masked(ride):
-            step.error = self._refused(run, step, flight.masks.get(slot, 0))
+        if step.error is not None and masked(request):
+            step.error = self._refused(running, step, batch.masks.get(slot, 0))
         sequence.claim(sequence.length, 1 + len(proposal))
         if proposal.device_draft is not None and step.tokens:
-            proposal.device_draft.keep(run.known, proposal.count, step.tokens, slot)
+            proposal.device_draft.keep(running.known, proposal.count, step.tokens, slot)
         if step.tokens:
-            sequence.commit([run.known[-1], *step.tokens[:-1]])
+            sequence.commit([running.known[-1], *step.tokens[:-1]])
             sequence.settle()
         return step
 
-    def _refused(self, run: Answering, step: Step, n_masks: int) -> Exception | None:
+    def _refused(self, running: Running, step: Step, n_masks: int) -> Exception | None:
         """Why no token could be sampled after those of a step; None if only a mask was missing.  In this case the next step
         continues after them."""
-        matcher = run.sampler.matcher
+        matcher = running.sampler.matcher
         if matcher is None or len(step.tokens) < n_masks:
             return step.error
         try:
-            matcher.mask(run.known + step.tokens)
+            matcher.mask(running.known + step.tokens)
         except NoToken as error:
             return error
-        self._stray.add(run.sequence.slot)
+        self._stray.add(running.sequence.slot)
         return None if step.tokens else step.error
 
-    def end(self, run: Answering) -> None:
+    def end(self, running: Running) -> None:
         """End a request: wait for its steps in flight and drop their results."""
-        if not self._under_way(run):
+        if not self._under_way(running):
             return
         self.choose()
         self._device.synchronize()
-        self._forget(run)
+        self._forget(running)
 
     def drop(self) -> None:
         """End all requests, also after an error in ``start`` or ``take``: wait for the steps in flight and drop their
         results."""
         self._left = None  # it may be what failed
         self._device.synchronize()
-        while self._flights:
-            for run, _ in self._flights[0].rides:
-                self._forget(run)
+        while self._in_flight:
+            for running, _ in self._in_flight[0].requests:
+                self._forget(running)
         self._placed = []
 
-    def _forget(self, run: Answering) -> None:
+    def _forget(self, running: Running) -> None:
         """Drop the results of the steps in flight of a request, which the device has completed."""
-        under_way = self._under_way(run)
-        drafts = self._drafting.draft.sequence(run.sequence.slot) if self._drafting is not None else None
-        for sequence in (run.sequence, drafts):
+        under_way = self._under_way(running)
+        drafts = self._drafting.draft.sequence(running.sequence.slot) if self._drafting is not None else None
+        for sequence in (running.sequence, drafts):
             if sequence is not None:
-                sequence.overwrite(len(run.known) - 1 + under_way)
-        for flight in self._flights:
-            flight.rides = [ride for ride in flight.rides if ride.run is not run]
-        self._flights = deque(flight for flight in self._flights if flight.rides)
+                sequence.overwrite(len(running.known) - 1 + under_way)
+        for batch in self._in_flight:
+            batch.requests = [request for request in batch.requests if request.running is not running]
+        self._in_flight = deque(batch for batch in self._in_flight if batch.requests)
 
     # --- graphs ------------------------------------------------------------------------------------------------
 
-    def _follow(self, draft: DeviceDraft, rides: Sequence[Ride]) -> None:
+    def _follow(self, draft: DeviceDraft, requests: Sequence[InFlightRequest]) -> None:
         """Use a source on this device to draft for these requests."""
         if self._drafting is None or self._drafting.draft is not draft:
             self._drafting = DeviceDrafts(draft, self._model.cache.n_sequences)
-            for ride in rides:
-                self._drafting.begin(ride.run.sampler, ride.run.sequence.slot)
+            for request in requests:
+                self._drafting.begin(request.running.sampler, request.running.sequence.slot)
             self._graphs = {key: graph for key, graph in self._graphs.items() if not key[-1]}
-        for ride in rides:
-            if not self._drafting.began[ride.run.sequence.slot]:
-                self._drafting.begin(ride.run.sampler, ride.run.sequence.slot)
-            if not self._under_way(ride.run):
-                draft.catch_up(ride.run.known, ride.run.sequence)
+        for request in requests:
+            if not self._drafting.began[request.running.sequence.slot]:
+                self._drafting.begin(request.running.sampler, request.running.sequence.slot)
+            if not self._under_way(request.running):
+                draft.catch_up(request.running.known, request.running.sequence)
 
-    def _graph(self, rides: Sequence[Ride], draft: DeviceDraft | None) -> Graphs:
+    def _graph(self, requests: Sequence[InFlightRequest], draft: DeviceDraft | None) -> Graphs:
         """The graph of a step of these requests, or its two graphs if a request has a grammar."""
-        kind, n, apart = kind_of(rides), len(rides), any(map(masked, rides))
-        used = sum(1 + len(ride.proposal) for ride in rides)
+        kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
+        used = sum(1 + len(request.proposal) for request in requests)
         rows = used if n == 1 else padded(used)
-        count = max(len(ride.proposal) for ride in rides) if draft is not None else 0
+        count = max(len(request.proposal) for request in requests) if draft is not None else 0
         entries = 1 if n == 1 else rows
         drafting = (count, 1 if n == 1 else padded(n), self._drafting.scripted) if self._drafting and count else ()
         key = (rows, entries, kind, apart, drafting)

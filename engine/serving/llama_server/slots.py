@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.decode.request import Request as Computed
+from engine.decode.request import Request as EngineRequest
 from engine.serving.errors import Refusal
 from engine.serving.llama_server.shapes import model_of, parameters
 from engine.serving.served import PATIENCE_SECONDS
@@ -23,16 +23,14 @@ async def slots(request: Request) -> Response:
     return JSONResponse(found)
 
 
-def _described(owner: object) -> Mapping[str, Any]:
-    if not isinstance(owner, Computed):
+def _described(owner: EngineRequest | None) -> Mapping[str, Any]:
+    if owner is None:
         return {"id_task": -1, "speculative": False, "is_processing": False}
-    # The thread that computes may replace the run at any time.
-    progress = owner.run or owner
-    n_decoded = len(progress.known) - owner.n_prompt
+    n_decoded = len(owner.known) - owner.n_prompt
     return {
         "id_task": owner.number,
         "speculative": owner.speculation is not None,
         "is_processing": True,
         "params": parameters(owner.sampler.params),
-        "next_token": [{"has_next_token": not owner.done, "n_remain": progress.left, "n_decoded": n_decoded}],
+        "next_token": [{"has_next_token": not owner.done, "n_remain": owner.left, "n_decoded": n_decoded}],
     }

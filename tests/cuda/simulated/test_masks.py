@@ -17,13 +17,13 @@ pytest.importorskip("llguidance", reason="grammars need the extra serve")
 from engine.cpu import sample as on_cpu
 from engine.cuda.permit import PARTS, Masks, permit
 from engine.cuda.runtime.simulator import run
+from engine.decode.running import InFlightRequest
 from engine.errors import NoToken
 from engine.grammar import masks
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.proposal import Proposal
-from engine.speculative.steps import Ride
 from engine.text.tokenizer import Tokenizer
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_steps import N_VOCAB, NAMES, PROMPTS, SAMPLERS, Tables, draft_model, ops, own_layer
@@ -201,7 +201,13 @@ def test_an_answer_that_fails_leaves_others_alone(ops: Any, monkeypatch: pytest.
         limit(matcher, n)
     runs = [party.runs[name] for name in NAMES]
     following = [party.alone[name][len(run.known) :] for name, run in zip(NAMES, runs, strict=True)]
-    party.steps.start([Ride(runs[0], Proposal()), Ride(runs[1], Proposal(following[1][:3])), Ride(runs[2], Proposal())])
+    party.steps.start(
+        [
+            InFlightRequest(runs[0], Proposal()),
+            InFlightRequest(runs[1], Proposal(following[1][:3])),
+            InFlightRequest(runs[2], Proposal()),
+        ]
+    )
     first, second, third = party.steps.take()
     assert (first.tokens, first.error) == (following[0][:1], None)
     assert second.tokens == following[1][:1] and third.tokens == []
@@ -216,7 +222,7 @@ def test_what_a_grammar_permits_is_banned(ops: Any) -> None:
     bias = {token: -float("inf") for token in (*range(1, 7), letters().token_id("ab"))}
     run.sampler = Sampler(SamplingParams(temperature=0, logit_bias=bias), N_VOCAB, run.sampler.matcher)
     party.steps.begin(run)
-    party.steps.start([Ride(run, Proposal())])
+    party.steps.start([InFlightRequest(run, Proposal())])
     (step,) = party.steps.take()
     assert step.tokens == [] and "bans every token that the grammar permits" in str(step.error)
 

@@ -16,7 +16,7 @@ import engine
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.errors import ModelError
-from engine.speculative import loop
+from engine.speculative import speculation as drafting
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -58,7 +58,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     monkeypatch.setattr(device, "require_gpu", lambda: None)
     monkeypatch.setattr(sample, "GROUPS", 32)
-    monkeypatch.setattr(loop, "MEASURED", 0)
+    monkeypatch.setattr(drafting, "MEASURED", 0)
 
 
 @pytest.mark.thorough

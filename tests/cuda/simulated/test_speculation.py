@@ -9,6 +9,8 @@ import pytest
 
 from engine.cuda.intrinsics import SIMULATED
 from engine.decode.generation import request_of
+from engine.decode.request import Request
+from engine.decode.running import Running, follow
 
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
@@ -19,13 +21,12 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.cuda.runtime.steps import DeviceSteps
+from engine.decode.host_steps import HostSteps
 from engine.models.base import Model
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.sampling.sampler import Sampler, SamplingParams
-from engine.speculative import loop
+from engine.speculative import speculation as drafting
 from engine.speculative.params import SpeculationParams
-from engine.speculative.run import Run, follow
-from engine.speculative.steps import HostSteps
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.layout import remembered
@@ -154,7 +155,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made in the graph of a step, right and wrong ones, and through the host; states and h are those without drafts."""
-    monkeypatch.setattr(loop, "MEASURED", 0)
+    monkeypatch.setattr(drafting, "MEASURED", 0)
     cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda"))
     options: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
     expected = cpu.complete(PROMPT, speculation=SpeculationParams(enabled=False), **options).ids
@@ -195,9 +196,9 @@ def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers with grammars and without, alone and together, with drafts of the own layer and without, are those of the CPU;
     the device chooses all tokens but the first."""
     pytest.importorskip("llguidance", reason="grammars need the extra serve")
-    monkeypatch.setattr(loop, "MEASURED", 0)
+    monkeypatch.setattr(drafting, "MEASURED", 0)
     cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=3, draft_max=2) for device in ("cpu", "cuda"))
-    monkeypatch.setattr(gpu.scheduler._company.host, "start", None)
+    monkeypatch.setattr(gpu.core.scheduler.batch.host, "start", None)
     asked: list[dict[str, Any]] = [
         {"grammar": engine.Grammar.regex("[a-z]{2,5}"), "temperature": 0},
         {"ignore_eos": True, "temperature": 0.8, "seed": 5},
@@ -248,8 +249,8 @@ def test_all_answers_are_read_again_after_an_error(
     monkeypatch.setattr(DeviceSteps, name, faulty)
     answers = [gpu.generate(PROMPT, **given, **options) for options in asked]
     for answer in answers:
-        gpu.scheduler.submit(request_of(answer))
-    while gpu.scheduler.step():
+        gpu.core.submit(request_of(answer))
+    while gpu.core.step():
         pass
     assert calls > call
     found = [[token for token, _ in request_of(answer).items] for answer in answers]
@@ -271,8 +272,9 @@ class Whole(Party):
     def answer(self, i: int, count: int) -> list[int]:
         """A prompt and its answer on the CPU."""
         self.read(self.cpu, self.cpu.sequence, PROMPTS[i][:-1])
-        run = Run(self.cpu.sequence, Sampler(SamplingParams(**SAMPLERS[i]), 289), PROMPTS[i], count)
-        return [*PROMPTS[i], *(token for token, _ in follow(HostSteps(self.cpu), run))]
+        request = Request(PROMPTS[i], Sampler(SamplingParams(**SAMPLERS[i]), 289), count)
+        running = Running(request, self.cpu.sequence, HostSteps(self.cpu))
+        return [*PROMPTS[i], *(token for token, _ in follow(running))]
 
     @staticmethod
     def read(model: Model, sequence: TokenSequence, tokens: list[int]) -> None:

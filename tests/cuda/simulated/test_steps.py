@@ -20,6 +20,9 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.cache.types import F16
 from engine.cuda import backend, sample
 from engine.cuda.runtime.compiler import Specialization
+from engine.decode.host_steps import HostSteps
+from engine.decode.request import Request
+from engine.decode.running import InFlightRequest, Running, follow, launch
 from engine.gguf.quants import FORMATS
 from engine.ops.weight import Weight
 from engine.sampling.sampler import Sampler, SamplingParams
@@ -27,8 +30,6 @@ from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
-from engine.speculative.run import Flight, Run, follow
-from engine.speculative.steps import HostSteps, Ride
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_sample import maxima_of
 from tests.tiers import few
@@ -102,18 +103,18 @@ class OnHost:
         self.cache = KVCache([], N_CTX, 16, F16, np.zeros)
         self.sequence = TokenSequence(self.cache)
 
-    def forward(self, tokens: Any, positions: Any, n_logits: int, sequence: Any = None) -> np.ndarray:
-        sequence.claim(int(positions[0]), tokens.size)
-        sequence.commit(tokens.tolist())
-        return TABLE[tokens]
+    def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
+        for sequence, tokens in parts:
+            sequence.claim(sequence.length, len(tokens))
+        return [TABLE[list(tokens)] for _, tokens in parts]
 
 
 def alone(i: int, sampler: Sampler) -> list[int]:
     """A prompt and its answer up to the end of the context, computed alone, of which the host chooses the tokens."""
     model: Any = OnHost()
     model.sequence.commit(PROMPTS[i][:-1])
-    run = Run(model.sequence, sampler, PROMPTS[i], N_CTX - len(PROMPTS[i]))
-    return [*PROMPTS[i], *(token for token, _ in follow(HostSteps(model), run))]
+    request = Request(PROMPTS[i], sampler, N_CTX - len(PROMPTS[i]))
+    return [*PROMPTS[i], *(token for token, _ in follow(Running(request, model.sequence, HostSteps(model))))]
 
 
 class Party:
@@ -127,7 +128,7 @@ class Party:
         self.steps: Any = model.ops.steps(model)
         self.alone = dict(zip(NAMES, alone, strict=True))
         self.n_vocab = model.config.n_vocab
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, Running] = {}
         self.flights: list[list[str]] = []
         #: The number of tokens of each step of an answer.
         self.sizes: dict[str, list[int]] = {name: [] for name in NAMES}
@@ -154,7 +155,8 @@ class Party:
         i, alone = NAMES.index(name), self.alone[name]
         known = alone[: len(PROMPTS[i]) + n]
         self.hold(self.sequence(name), known[:-1])
-        self.runs[name] = Run(self.sequence(name), self.sampler(i), known, len(alone) - len(known))
+        request = Request(known, self.sampler(i), len(alone) - len(known))
+        self.runs[name] = Running(request, self.sequence(name), self.steps)
         self.steps.begin(self.runs[name])
 
     def script(self, name: str, wrong: int) -> None:
@@ -166,7 +168,7 @@ class Party:
 
     def start(self, **words: str | int) -> None:
         """Start a pass of some answers with these drafts."""
-        rides = []
+        batch = []
         for name, word in words.items():
             run, proposal = self.runs[name], Proposal()
             if isinstance(word, str):
@@ -175,9 +177,8 @@ class Party:
                 proposal.tokens = [(token + (sign == "-")) % self.n_vocab for token, sign in pairs]
             elif word:
                 proposal = Proposal(device_draft=self.draft, count=word)
-            rides.append(Ride(run, proposal))
-            run.started.append(Flight("", len(proposal)))
-        self.steps.start(rides)
+            batch.append(InFlightRequest(run, proposal))
+        launch(self.steps, batch)
         self.flights.append(list(words))
 
     def take(self) -> None:
@@ -410,14 +411,14 @@ def test_pages_for_all_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None
     draft: Any = draft_model(model)
     steps: Any = ops.steps(model)
     monkeypatch.setattr(steps, "_graph", lambda *given: (SimpleNamespace(launch=lambda: None), None))
-    rides = []
+    batch = []
     for slot, count in ((1, 3), (2, 0)):
         model.hold(slot, [1] * 62)
         run: Any = SimpleNamespace(sequence=model.sequences[slot], sampler=Sampler(SamplingParams(), N_VOCAB))
         run.known, run.params = [1] * 63, SpeculationParams()
-        rides.append(Ride(run, Proposal(device_draft=draft, count=3) if count else Proposal()))
+        batch.append(InFlightRequest(run, Proposal(device_draft=draft, count=3) if count else Proposal()))
         steps.begin(run)
-    steps.start(rides)
+    steps.start(batch)
     for sequence in (model.sequences[2], draft.sequence(2)):
         assert [[*sequence.pages(paging)] for paging in model.cache.pools] == [[0, 1]]
 

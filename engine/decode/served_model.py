@@ -1,18 +1,15 @@
-"""What the scheduler uses of the model whose answers it schedules."""
+"""The interface of a model that the scheduler uses."""
 
-from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from engine.decode.part import Part
-from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.locking import Lock
 from engine.models.base import Model
 
 
-class Reader(Protocol):
-    """What a scheduler uses of the model with slots that it serves; ``engine.reading.Reader`` implements it."""
+class ServedModel(Protocol):
+    """A loaded model with slots; ``engine.cached_model.CachedModel`` implements it."""
 
     lock: Lock
     model: Model
@@ -27,7 +24,3 @@ class Reader(Protocol):
 
     def reserved(self, caller: str) -> AbstractContextManager[None]:
         """Refuse any use of the model by ``caller``."""
-
-    def part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()) -> Part:
-        """Tokens to be read after those that a slot holds, with the logits of the last ``n_logits`` and snapshots after the
-        numbers of tokens in ``stops``."""

@@ -1,4 +1,4 @@
-"""Reading: from tokens to logits, with a memory of what was read before."""
+"""A model with slots: from tokens to logits, with a cache of what was read before."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,8 +11,8 @@ from engine.cache.pages import NoPages
 from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
-from engine.decode.part import Part
-from engine.decode.scheduler import Scheduler
+from engine.decode.core import EngineCore
+from engine.decode.prefill import PrefillSlice
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.errors import ContextError, UsageError
@@ -42,7 +42,7 @@ class Closed:
         raise UsageError(CLOSED)
 
 
-class Reader:
+class CachedModel:
     """A model with slots for sequences, which reads tokens into them.
 
     What a slot holds is an optimization: each method is given a whole text, keeps what a slot already holds of it, and reads
@@ -66,7 +66,7 @@ class Reader:
         self.states = States(budget if self.snapshot_bytes else 0)
         kept = self.states, self.snapshot_bytes
         self.slots = Slots([Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences], model.cache)
-        self.scheduler = Scheduler(self)
+        self.core = EngineCore(self)
         #: The function of the user that may be running in the middle of a pass, and its thread.
         self._caller, self._thread = "", 0
         renew_in_children(self)
@@ -77,7 +77,7 @@ class Reader:
             return
         if not self.model.ops.n_threads:
             self.lock.lose(ON_GPU)
-        elif self.scheduler.asked_by_others():
+        elif self.core.asked_by_others():
             self.lock.lose(IN_USE)
 
     # --- slots -----------------------------------------------------------------------------------------------------
@@ -94,17 +94,12 @@ class Reader:
         self.check_open()
         return self.slots.reread
 
-    def part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()) -> Part:
-        """Tokens to be read after those that a slot holds, with the logits of the last ``n_logits`` and snapshots after the
-        numbers of tokens in ``stops``."""
-        return Part(self.model, slot, tokens, n_logits, stops)
-
     @in_turn
     def hold(self, slot: int, ids: Sequence[int], salt: str = "") -> None:
         """Make the sequence in a slot hold exactly ``ids`` with a salt, without computing logits."""
         own, tokens = self.slots[slot], self._checked(ids)
         if own.owner is not None:
-            self.scheduler.interrupt()
+            self.core.interrupt()
         own.sequence.belong(salt)
         # All but the last token may already be there.
         first = self.slots.rewind(own, np.append(tokens, tokens[-1:]))
@@ -123,7 +118,7 @@ class Reader:
         """A slot for a text that is read now; requests give theirs back if there is no other."""
         slot = self.slots.free(tokens, salt)
         if slot is None:
-            self.scheduler.interrupt()
+            self.core.interrupt()
             slot = self.slots.free(tokens, salt)
         assert slot is not None
         return slot
@@ -143,7 +138,7 @@ class Reader:
         """
         self.check_free()
         self.check_open()
-        self.scheduler.interrupt()
+        self.core.interrupt()
         for slot in self.slots:
             slot.clear()
         for pool in self.cache.pools.values():
@@ -294,7 +289,7 @@ class Reader:
         self.check_free()
         slot = self.slots.current
         if slot.owner is not None:
-            self.scheduler.interrupt()
+            self.core.interrupt()
         return self._forward(slot, tokens, 1)[0]
 
     @in_turn
@@ -319,10 +314,10 @@ class Reader:
             self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
         while True:
             try:
-                part = self.part(slot, tokens.tolist(), n_logits, stops)
+                part = PrefillSlice(self.model, slot, tokens.tolist(), n_logits, stops)
                 break
             except NoPages:
-                self.scheduler.interrupt()
+                self.core.interrupt()
                 if not self.slots.free_pages(besides=slot):
                     raise
         part.advance(part.pieces)

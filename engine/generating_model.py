@@ -11,18 +11,18 @@ import numpy as np
 
 from engine import state
 from engine.cache.kv import KVCache
+from engine.cached_model import CachedModel, Closed
 from engine.compile.jobs import Job
+from engine.decode.core import POLL_SECONDS, EngineCore
 from engine.decode.device import can_sample
 from engine.decode.request import Request
-from engine.decode.scheduler import POLL_SECONDS, Scheduler
 from engine.locking import in_turn
 from engine.memory import Memory
 from engine.models.base import Model
-from engine.reading import Closed, Reader
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
-from engine.speculative.loop import Speculation
 from engine.speculative.mtp import MTPDraft
+from engine.speculative.speculation import Speculation
 from engine.text.tokenizer import Tokenizer
 
 CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0.8, seed=1))
@@ -30,9 +30,8 @@ CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0
 an answer from the logits of the prompt."""
 
 
-class Context(Reader):
-    """A model that reads and generates tokens, with the source of its drafts. Each method, and each round of the scheduler,
-    holds ``lock``."""
+class GeneratingModel(CachedModel):
+    """A model that reads and generates tokens, with the source of its drafts. Each method, and each round, holds ``lock``."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, snapshot_bytes: int) -> None:
         super().__init__(model, tokenizer, snapshot_bytes)
@@ -107,13 +106,13 @@ class Context(Reader):
                 self.check_open()
                 self.model.ops.expect_drafts()
         try:
-            while (item := self.scheduler.next(request)) is not None:
+            while (item := self.core.next(request)) is not None:
                 yield item
         finally:
             # An abandoned answer may be collected in any thread, and in the middle of a pass, or after the model was closed.
-            scheduler = self.scheduler
-            if isinstance(scheduler, Scheduler):
-                scheduler.close(request)
+            core = self.core
+            if isinstance(core, EngineCore):
+                core.close(request)
 
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
@@ -251,7 +250,7 @@ class Context(Reader):
             finally:
                 self.model = cast(Model, Closed())
                 self.cache = cast(KVCache, Closed())
-                self.scheduler = cast(Scheduler, Closed())
+                self.core = cast(EngineCore, Closed())
                 self.slots.close()
                 if isinstance(draft, DraftModel):
                     draft.llm.close()

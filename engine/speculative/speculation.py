@@ -1,31 +1,24 @@
 """The draft sources of an answer, and what it verifies next.
 
-A step of an answer reads the *certain* token, the last one known, together with the drafts for the positions after it, in one
-pass of the target.  Row i of its logits predicts what follows the certain token and i drafts; as long as that is the next
-draft, the next row counts.  The first token that is not the draft, or the one after the last draft, is certain: it is the
-target's own choice, and is read in the next step.  So each step is one pass, and gives at least the token that a plain step
-would.
+A step reads the last sampled token together with the drafts for the positions after it, in one pass of the target.  Row i of
+its logits predicts what follows that token and i drafts; as long as that is the next draft, the next row counts.  The first
+token that is not the draft, or the one after the last draft, is the target's own choice: it is the last sampled token of the
+next step.  So each step is one pass, and gives at least the token that a plain step would.
 
 If nothing is proposed a step is plain, and if a device chooses tokens by itself several plain steps are in flight at once
-(``engine/speculative/run.py``).
+(``engine/decode/running.py``).
 """
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.sampling.sampler import Sampler
 from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
-from engine.speculative.proposal import Proposal
+from engine.speculative.proposal import Draft, Proposal, StepLimits
 from engine.speculative.statistics import Statistics
-from engine.speculative.steps import Steps
-
-if TYPE_CHECKING:
-    from engine.speculative.draft_model import DraftModel
-    from engine.speculative.mtp import MTPDraft
 
 MEASURED = 3
 """Plain steps at the start of an answer, which provide a time to compare with."""
@@ -39,9 +32,7 @@ NOTHING = Proposal()
 class Speculation:
     """The draft sources of one answer, and the record of their drafts."""
 
-    def __init__(
-        self, params: SpeculationParams, sampler: Sampler, draft: "DraftModel | MTPDraft | None", target_bytes: float
-    ) -> None:
+    def __init__(self, params: SpeculationParams, sampler: Sampler, draft: Draft | None, target_bytes: float) -> None:
         """draft: a draft model or the target's own layer, if there is one; target_bytes: bytes that a target pass reads."""
         self.params = params
         self.statistics = Statistics()
@@ -63,24 +54,24 @@ class Speculation:
             for kind, cost in costs.items()
         }
 
-    def choose(self, known: Sequence[int], room: int) -> tuple[str, Proposal]:
-        """What to verify after ``known``, with at most ``room`` drafts: (source, proposal).
+    def choose(self, known: Sequence[int], room: int) -> Proposal:
+        """What to verify after ``known``, with at most ``room`` drafts.
 
-        A model's drafts do not exist yet: the proposal of source "model" or "mtp" has only their ``count``.
+        A model's drafts do not exist yet: its proposal has only their ``count``, and :meth:`made` replaces it.
         """
         if room < max(1, self.params.draft_min) or (self.adapts and self._passed < MEASURED):
-            return "", NOTHING
+            return NOTHING
         if self._lookup is not None and (n := self._controllers["lookup"].drafts()):
             drafts = self._lookup.propose(known, min(n, room))
             if self._matcher is not None:
                 drafts = drafts[: self._matcher.permitted(known, drafts)]
             if len(drafts) >= max(1, self.params.draft_min):
-                return "lookup", Proposal(drafts)
+                return Proposal(drafts, source="lookup")
         if self._draft is None or len(known) <= self._draft.behind:
-            return "", NOTHING
+            return NOTHING
         if n := self._controllers[self._draft.name].drafts():
-            return self._draft.name, Proposal(count=min(n, room))
-        return "", NOTHING
+            return Proposal(count=min(n, room), source=self._draft.name)
+        return NOTHING
 
     def ahead(self, most: int) -> int:
         """The number of plain steps that may be in flight, of the ``most`` that the device supports: not past a position at
@@ -93,30 +84,33 @@ class Speculation:
         return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
 
     def made(
-        self, known: Sequence[int], proposal: Proposal, steps: Steps, sequence: TokenSequence | None = None
+        self, known: Sequence[int], proposal: Proposal, steps: StepLimits, sequence: TokenSequence | None = None
     ) -> Proposal:
         """The drafts of the draft model after ``known``, which the target has in ``sequence``, or, if ``steps`` makes them on
         the device, the request to do so."""
         assert self._draft is not None
         if self._on_device(steps):
-            return Proposal(device_draft=self._draft, count=proposal.count)
+            return Proposal(device_draft=self._draft, count=proposal.count, source=self._draft.name)
         p_min, ratio = self.params.draft_p_min, self.params.accept == "ratio" and not self._sampler.params.greedy
         made = self._draft.propose(known, proposal.count, self._draft_sampler, p_min, ratio, sequence)
         # What was drawn is verified: to drop it because of what it is would not preserve the distribution.
-        return made if ratio or len(made) >= self.params.draft_min else NOTHING
+        if not ratio and len(made) < self.params.draft_min:
+            made = Proposal()
+        made.source = self._draft.name
+        return made
 
-    def drafts_blindly(self, steps: Steps) -> bool:
+    def drafts_blindly(self, steps: StepLimits) -> bool:
         """Whether drafts can be requested before the tokens that they follow are known."""
         return self.adapts and self._lookup is None and self._draft is not None and self._on_device(steps)
 
-    def rewind(self, steps: Steps) -> int:
+    def rewind(self, steps: StepLimits) -> int:
         """The number of tokens that may be read before they are committed, as far as a draft model's own cache limits it."""
         draft = self._draft
         if draft is None or not self._on_device(steps) or draft.cache is None:
             return steps.rewind
         return draft.cache.rewind - draft.reads + 1
 
-    def _on_device(self, steps: Steps) -> bool:
+    def _on_device(self, steps: StepLimits) -> bool:
         # The host makes the masks, and so the drafts, of an answer with a grammar.
         if (draft := self._draft) is None or self._matcher is not None:
             return False

@@ -1,9 +1,11 @@
-"""A part of a text that is being read into a slot."""
+"""Prefill: tokens that are read into a slot, slice by slice."""
 
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from engine.cache.sequence import Sequence as TokenSequence
+from engine.decode.request import Request, State
 from engine.decode.slot import Slot
 from engine.models.base import Model
 
@@ -11,10 +13,10 @@ AHEAD = 128
 """The number of tokens of a prompt that may be in flight, unless a single pass reads more."""
 
 
-class Part:
+class PrefillSlice:
     """Tokens that follow those which a slot holds, in a pass that is started in pieces.
 
-    The sequence of the slot has claimed their positions; it holds the tokens when the part has been finished.
+    The sequence of the slot has claimed their positions; it holds the tokens when the slice has been finished.
     """
 
     def __init__(
@@ -29,14 +31,14 @@ class Part:
         self._n_vocab = model.config.n_vocab
         ids = np.array(tokens, np.int32)
         positions = np.arange(first, first + ids.size, dtype=np.int32)
-        self._pass = model.split(ids, positions, n_logits, slot.sequence)
+        self._pieces = model.split(ids, positions, n_logits, slot.sequence)
 
         #: The number of pieces of the pass, at least 1, and how many have not been started.
-        self.pieces = self.left = self._pass.pieces
+        self.pieces = self.left = self._pieces.pieces
 
     def advance(self, count: int) -> int:
         """Start the next ``count`` pieces, at most those that are left; returns how many were started."""
-        before, self.left = self.left, self._pass.advance(count)
+        before, self.left = self.left, self._pieces.advance(count)
         return before - self.left
 
     def finish(self, beside: bool = False) -> np.ndarray:
@@ -47,7 +49,7 @@ class Part:
         tokens are read before those started earlier have been, so that progress is true, and an interrupt is noticed.
         """
         sequence, end = self._slot.sequence, self.first + len(self.tokens)
-        logits = self._pass.logits(wait=not beside and end // AHEAD > self.first // AHEAD)
+        logits = self._pieces.logits(wait=not beside and end // AHEAD > self.first // AHEAD)
         sequence.commit(self.tokens)
         sequence.settle()
         for stop in sorted(stop for stop in self._stops if self.first < stop <= sequence.length):
@@ -56,4 +58,27 @@ class Part:
 
     def cancel(self) -> None:
         """Start no further piece.  What the sequence has claimed is claimed again by its next pass."""
-        self._pass.cancel()
+        self._pieces.cancel()
+
+
+class Prefilling(State):
+    """A request whose tokens are being read into a slot."""
+
+    def __init__(self, request: Request, slot: Slot) -> None:
+        self.request = request
+        self.slot = slot
+        #: The numbers of tokens after which snapshots are taken.
+        self.stops: set[int] = set()
+        #: The slice that has been started and not finished.
+        self.slice: PrefillSlice | None = None
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The sequence in its slot."""
+        return self.slot.sequence
+
+    def cancel(self) -> None:
+        """Start no further piece of the slice; it has to be read again from its beginning."""
+        if self.slice is not None:
+            self.slice.cancel()
+            self.slice = None

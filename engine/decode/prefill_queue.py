@@ -1,0 +1,147 @@
+"""The requests whose prompts are read, slice by slice, between the steps of those that run."""
+
+import time
+from collections.abc import Sized
+
+import numpy as np
+
+from engine.cache.pages import NoPages
+from engine.decode.pace import Pace
+from engine.decode.preemption import Displaced, NoRoom
+from engine.decode.prefill import Prefilling, PrefillSlice
+from engine.decode.running_batch import RunningBatch
+from engine.limits import MOST_LOGITS, STEP_ROWS
+from engine.sampling.finite import check_rows
+
+
+class PrefillQueue:
+    """Reads the tokens that requests need before they can run: slice by slice, and a slice in pieces if others run."""
+
+    def __init__(self, batch: RunningBatch, pace: Pace, in_flight: Sized) -> None:
+        """in_flight: the batches in flight."""
+        self._batch = batch
+        self._pace = pace
+        self._in_flight = in_flight
+
+    @property
+    def first(self) -> Prefilling:
+        """The earliest request in its prefill; there must be one."""
+        return min(self._batch.prefilling, key=lambda prefilling: prefilling.request.number)
+
+    def read(self, prefilling: Prefilling) -> None:
+        """Read a slice of the tokens that a request needs.  Raises Displaced, and NoRoom."""
+        request, sequence, total = prefilling.request, prefilling.sequence, len(prefilling.request.target)
+        if prefilling.slice is None and not sequence.intact:
+            raise Displaced(request)
+        first = sequence.length
+        try:
+            if prefilling.slice is None:
+                if first < total or not request.begun:
+                    self._report(prefilling, first)
+                if request.error is not None:
+                    return
+            logits = np.empty((0, 0), np.float32)
+            if first < total:
+                part = prefilling.slice = prefilling.slice or self._slice(prefilling, first, total)
+                if part.left:
+                    self._advance(prefilling, part)
+                    # To wait for logits, let a step be started before, unless it uses the memory of this pass.
+                    if part.left or (part.n_logits and self._beside and part.pieces > 1):
+                        return
+                self._batch.on_wait()
+                prefilling.slice, logits = None, part.finish(self._beside)
+                if request.scored:
+                    self._score(prefilling, first, logits)
+                    logits = logits[-1:]
+                first += len(part.tokens)
+            if first < total:
+                return
+            self._report(prefilling, total)
+            if request.error is None:
+                self._batch.run(prefilling, logits)
+        except NoPages:
+            raise NoRoom(request) from None
+
+    def _slice(self, prefilling: Prefilling, first: int, total: int) -> PrefillSlice:
+        """The tokens to read in the next pass: fewer if others run meanwhile, unless the pass can be split."""
+        request, rows = prefilling.request, self._rows(prefilling, first, total)
+        n_logits = rows if request.scored else int(first + rows == total and not request.begun)
+        tokens = request.target[first : first + rows]
+        return PrefillSlice(self._batch.model, prefilling.slot, tokens, n_logits, prefilling.stops)
+
+    def _rows(self, prefilling: Prefilling, first: int, total: int) -> int:
+        """The number of tokens to read in the next pass, of those from index ``first`` to ``total``."""
+        ops = self._batch.model.ops
+        # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
+        borders = prefilling.stops if self._batch.served.slot_bytes else set()
+        left = min((stop for stop in borders if stop > first), default=total) - first
+        if prefilling.request.scored:
+            left = min(left, MOST_LOGITS)
+        if self._beside and not ops.splits:
+            return self._pace.part(left, ops.max_rows, self._share)
+        return ops.next_rows(left, self._beside)
+
+    def _advance(self, prefilling: Prefilling, part: PrefillSlice) -> None:
+        """Start pieces of a slice: all of them, or as many as the running requests should wait for."""
+        rows, count, begun = len(part.tokens), part.pieces, time.perf_counter()
+        if self._beside:
+            count = self._pace.pieces(rows, count, self._share)
+        if not self._batch.model.ops.splits:
+            self._batch.on_wait()  # the host computes them
+        try:
+            started = part.advance(count)
+        except BaseException:
+            prefilling.cancel()  # a piece may have been started or not
+            raise
+        if self._beside:
+            if not self._in_flight and not self._pace.reads:
+                self._pace.ended = begun
+            self._pace.read(rows, started)
+        else:
+            self._pace.started()  # no step follows
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more of prompts is to be read before the next step."""
+        if not self._beside:
+            return False
+        waiting = [each for each in self._batch.prefilling if each.slice is None or each.slice.left]
+        if not waiting:
+            return False
+        prefilling = min(waiting, key=lambda each: each.request.number)
+        if prefilling.slice is not None:
+            return self._pace.has_time(len(prefilling.slice.tokens), self._share)
+        first, total = prefilling.sequence.length, len(prefilling.request.target)
+        return first < total and self._pace.has_time(self._rows(prefilling, first, total), self._share)
+
+    @property
+    def _beside(self) -> bool:
+        """Whether requests wait for their next token meanwhile."""
+        return self._batch.n_running > 0
+
+    @property
+    def _share(self) -> float:
+        """The time, in seconds, for which prompts should be read between two steps."""
+        groups = -(-self._batch.n_running // STEP_ROWS)
+        return self._pace.share(len(self._batch.prefilling), max(1, groups))
+
+    def _score(self, prefilling: Prefilling, first: int, logits: np.ndarray) -> None:
+        """Report the logits after tokens of a prompt."""
+        request = prefilling.request
+        assert request.on_logits is not None
+        try:
+            check_rows(logits, first)
+            with self._batch.served.reserved("on_logits"):
+                request.on_logits(first, logits)
+        except Exception as error:
+            self._batch.finish(prefilling, error)
+
+    def _report(self, prefilling: Prefilling, done: int) -> None:
+        """Report how much of a prompt has been read."""
+        request = prefilling.request
+        if request.on_prefill is not None and not request.begun:
+            try:
+                with self._batch.served.reserved("on_prefill"):
+                    request.on_prefill(done, request.n_prompt)
+            except Exception as error:
+                self._batch.finish(prefilling, error)

@@ -1,0 +1,151 @@
+"""A running request, and the steps that compute its tokens."""
+
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from engine.cache.sequence import Sequence as TokenSequence
+from engine.decode.request import Request, State
+from engine.limits import MOST_DRAFTS
+from engine.speculative.params import SpeculationParams
+from engine.speculative.proposal import Proposal, StepLimits
+from engine.speculative.speculation import NOTHING
+
+_NO_LOGITS = np.empty(0, np.float32)
+
+
+@dataclass
+class Step:
+    """The result of one step of a request: the accepted drafts, the token after them, and, if they are on the host, the
+    logits that each was chosen from.  error: why the next token could not be chosen; then there are only the tokens before
+    it."""
+
+    tokens: list[int]
+    logits: list[np.ndarray] = field(default_factory=list)
+    error: Exception | None = None
+
+    def row(self, i: int) -> np.ndarray:
+        """The logits of token i; empty if they stayed on the device."""
+        return self.logits[i] if self.logits else _NO_LOGITS
+
+
+class InFlightRequest(NamedTuple):
+    """The rows of one request in a batch: its last sampled token, and the drafts after it."""
+
+    running: "Running"
+    proposal: Proposal
+
+
+class Steps(StepLimits, Protocol):
+    """Steps of the requests of one model.  Call ``begin`` for each request, then ``start`` and ``take`` equally often, then
+    ``end``."""
+
+    def begin(self, running: "Running") -> None:
+        """Add a request; its sequence holds all known tokens but the last."""
+
+    def start(self, batch: Sequence[InFlightRequest]) -> None:
+        """Start a pass that reads the last sampled token and the drafts of each request.  Raises NoPages if pages run out;
+        then nothing has been started."""
+
+    def take(self) -> list[Step]:
+        """Wait for the oldest pass in flight, and return the result of each of its requests, in their order.  Their sequences
+        hold the tokens that were read and kept."""
+
+    def end(self, running: "Running") -> None:
+        """Remove a request: wait for its steps in flight, and drop their results."""
+
+    def drop(self) -> None:
+        """Remove all requests, also after an error in ``start`` or ``take``: wait for the steps in flight, and drop their
+        results."""
+
+
+class Running(State):
+    """A request whose prompt has been read.  ``sequence`` holds all of ``known`` but the last sampled token."""
+
+    def __init__(
+        self, request: Request, sequence: TokenSequence, steps: Steps, params: SpeculationParams | None = None
+    ) -> None:
+        """params: how drafts are accepted, by default those of the request's speculation."""
+        self.request = request
+        self.sequence = sequence
+        self.steps = steps
+        self.sampler = request.sampler
+        self.known = request.known
+        self.speculation = request.speculation
+        self.params = params or (self.speculation.params if self.speculation is not None else SpeculationParams())
+        #: The proposals of the steps in flight, oldest first.  Only :func:`launch` and :meth:`took` change it.
+        self.in_flight: deque[Proposal] = deque()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the number of drafts may depend on time and load."""
+        return self.speculation is None or self.speculation.adapts
+
+    def propose(self, room: int) -> Proposal | None:
+        """The drafts of a step to start now, at most ``room``; None if the next result must be awaited first, or if no token
+        is left to be computed."""
+        steps, speculation, started = self.steps, self.speculation, len(self.in_flight)
+        if started >= max(steps.ahead, steps.ahead_drafted):
+            return None
+        given = started + sum(map(len, self.in_flight))
+        # It must be possible to roll everything in flight back.
+        free = (steps.rewind if speculation is None else min(steps.rewind, speculation.rewind(steps))) - given
+        left = self.request.left - given
+        if left < 1 or free < 1:
+            return None
+        if speculation is None:
+            return NOTHING if started < steps.ahead else None
+        plain = all(not proposal.source for proposal in self.in_flight)
+        room = min(room, left - 1, free - 1, steps.room(len(self.known) + given))
+        proposal = speculation.choose(self.known, room)
+        if not proposal.source:
+            return proposal if plain and started < speculation.ahead(steps.ahead) else None
+        if started:
+            # Drafts made on the device continue from what is stored there; all others need the tokens before them.
+            if plain or started >= steps.ahead_drafted or not speculation.drafts_blindly(steps):
+                return None
+            return speculation.made(self.known, proposal, steps, self.sequence)
+        return proposal if proposal.tokens else speculation.made(self.known, proposal, steps, self.sequence)
+
+    def took(self, step: Step, seconds: float) -> list[int]:
+        """Record the result of the oldest step in flight, ``seconds`` after the one before it.  Returns its tokens, as many
+        as are left to be computed."""
+        proposal = self.in_flight.popleft()
+        if self.speculation is not None and proposal.source:
+            self.speculation.verified(proposal.source, len(proposal), len(step.tokens) - 1, seconds)
+        elif self.speculation is not None:
+            self.speculation.passed(seconds)
+        tokens = step.tokens[: self.request.left]
+        self.known += tokens
+        self.request.left -= len(tokens)
+        return tokens
+
+
+def launch(steps: Steps, batch: Sequence[InFlightRequest]) -> None:
+    """Start a step of some requests, and record that it is in flight.  Raises NoPages."""
+    steps.start(batch)
+    for running, proposal in batch:
+        running.in_flight.append(proposal)
+
+
+def follow(running: Running) -> Generator[tuple[int, np.ndarray], None, None]:
+    """The tokens of a request that runs alone, without a scheduler, each with its logits (empty if they stayed on the
+    device)."""
+    steps = running.steps
+    steps.begin(running)
+    ended = time.perf_counter()
+    try:
+        while running.request.left > 0:
+            while (proposal := running.propose(MOST_DRAFTS)) is not None:
+                launch(steps, [InFlightRequest(running, proposal)])
+            (step,) = steps.take()
+            # From result to result: what the reader of the tokens does in between counts for both kinds of steps.
+            begun, ended = ended, time.perf_counter()
+            for i, token in enumerate(running.took(step, ended - begun)):
+                yield token, step.row(i)
+    finally:
+        steps.end(running)
