@@ -204,7 +204,7 @@ class RunningBatch:
                 continue
             if proposal is not None:
                 batch.append(InFlightRequest(running, proposal))
-                rows += 1 + len(proposal)
+                rows += 1 + (len(proposal) if proposal.source else 0)
         return batch
 
     def drop(self) -> None:

@@ -46,8 +46,7 @@ class Scheduler:
     def step(self, wanted: Request | None = None) -> bool:
         """Compute something that brings ``wanted``, or all requests that are not paused, nearer to the next token.  Returns
         whether there was something to do."""
-        requests = chain(self.batch.requests, self.waiting.requests)
-        if wanted is None and not self.in_flight and all(request.paused for request in requests):
+        if wanted is None and not self.in_flight and self._all_paused():
             return False
         if self.waiting.requests and not self._admit(wanted):
             return False
@@ -58,6 +57,9 @@ class Scheduler:
                 break
         self.take()
         return True
+
+    def _all_paused(self) -> bool:
+        return all(request.paused for request in chain(self.batch.requests, self.waiting.requests))
 
     # --- choose ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from engine.cache.kv import KVCache, pass_rows
 from engine.cache.recurrent import Snapshot
 from engine.cache.sequence import Sequence
 from engine.cache.spec import StoredRows, of_sequence
-from engine.cache.types import Types
+from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
 from engine.models.loader import Loader
@@ -65,6 +65,8 @@ class Model(Loader):
         others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
         specs = cache_specs(config, rewind)
         self.cache = KVCache(specs, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
+        #: The number of positions whose rotation angles a pass has needed, in whole chunks.
+        self._n_angles = 0
         #: What the cache holds.
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         self.sequence = self.sequences[0]
@@ -138,7 +140,10 @@ class Model(Loader):
         0."""
         (sequence or self.sequence).claim(first, count)
         self.cache.publish()
-        self.reserve(first + count)
+        if first + count > self._n_angles:
+            end = min(self.cache.n_ctx, -(-(first + count) // CHUNK) * CHUNK)
+            self.reserve(end)
+            self._n_angles = end
 
     def save(self, length: int = 0, sequence: Sequence | None = None) -> Snapshot:
         """A snapshot of what layers keep in rings, after the first ``length`` tokens of a sequence, by default all (at

@@ -51,7 +51,7 @@ class Team:
             while len(self._threads) < n_threads - 1:
                 self._hire()
             self._order = self._order % (2**31 - 1) + 1
-            n, k = len(program), 0
+            n, k = len(program.operations), 0
             number = self._order << 32 | n_threads << walk.OPERATION_BITS | n
             shared, table = (self._words, self._left, self._undone, number), program.table.ctypes.data
             self._open = number, program
