@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.decode.generation import Generation
     from engine.llm import LLM
     from engine.ops.operations import Ops
-    from engine.speculative.source import LoadedModel
+    from engine.speculative.source import LoadedLLM
     from engine.speculative.statistics import Statistics
 
 STAGES = {
@@ -465,7 +465,7 @@ def _bandwidth(ops: "Ops") -> float:
         return 0.0
 
 
-def name_of(llm: "LoadedModel") -> str:
+def name_of(llm: "LoadedLLM") -> str:
     """A named model's name; else the name in its file, or that of the file."""
     known = next((model.name for model in CATALOG.values() if model_file(model) == llm.path), None)
     return known or llm.config.name or shown(llm.path.stem)

@@ -15,7 +15,7 @@ from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
-from engine.speculative.source import LoadedModel, Source
+from engine.speculative.source import LoadedLLM, Source
 
 MOST_EXTRA = 256
 """The most tokens that one of two vocabularies may have more than the other: padding at the end of a matrix."""
@@ -35,7 +35,7 @@ class DraftModel(Source):
     all accepted, the last of them has not been read; otherwise a token is read again and stores the same values in the
     cache.  So the host need not know which case it was."""
 
-    def __init__(self, llm: LoadedModel, target: LoadedModel) -> None:
+    def __init__(self, llm: LoadedLLM, target: LoadedLLM) -> None:
         """Raises ModelError if the vocabularies differ."""
         self.llm = llm
         check_vocabulary(llm, target)
@@ -176,12 +176,12 @@ def confidence(logits: np.ndarray, token: int) -> float:
     return float(np.exp(logits[token] - top[-1]) / np.exp(top - top[-1]).sum())
 
 
-def check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
+def check_vocabulary(draft: LoadedLLM, target: LoadedLLM) -> None:
     """Raise ModelError unless the tokens of two models are the same, up to padding at the end of one of them."""
     check_tokens(draft.path, draft.tokenizer.vocabulary.tokens, target)
 
 
-def check_tokens(path: Path, ours: Sequence[str], target: LoadedModel) -> None:
+def check_tokens(path: Path, ours: Sequence[str], target: LoadedLLM) -> None:
     """Raise ModelError unless the tokens of the file at ``path`` are the target's, up to padding at the end of either."""
     theirs = target.tokenizer.vocabulary.tokens
     name, remedy = f"{path} cannot draft for {target.path}", "choose a draft model of its family."

@@ -10,7 +10,7 @@ from engine.ops.model import Drafter
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
-from engine.speculative.source import LoadedModel, Source
+from engine.speculative.source import LoadedLLM, Source
 
 
 class MTPDraft(Source):
@@ -24,7 +24,7 @@ class MTPDraft(Source):
     reads_all = True
     cache = None
 
-    def __init__(self, llm: LoadedModel) -> None:
+    def __init__(self, llm: LoadedLLM) -> None:
         self.llm = llm
         self.n_vocab = llm.config.n_vocab
         #: int32 [n_ctx] or None: the token proposed for a position instead of the model's own, unless negative.

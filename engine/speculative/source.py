@@ -17,7 +17,7 @@ from engine.sampling.sampler import Sampler
 from engine.text.tokenizer import Tokenizer
 
 
-class LoadedModel(Protocol):
+class LoadedLLM(Protocol):
     """The interface of a loaded model that drafting and its reports use; ``engine.llm.LLM`` implements it."""
 
     path: Path
@@ -79,7 +79,7 @@ class LoadedModel(Protocol):
 class Source:
     """A model that drafts by passes of its own: ``llm``, or a part of it."""
 
-    llm: LoadedModel
+    llm: LoadedLLM
     behind = 0
     """The number of tokens that must precede the certain one."""
 

@@ -110,7 +110,7 @@ def kind_of(requests: Sequence[InFlightRequest]) -> Kind:
 
 
 @dataclass
-class InFlightBatch:
+class LaunchedBatch:
     """A pass in flight: launched, and its results not taken.  masks: the number of rows with a mask, by slot; no token is
     needed from the other rows of these slots, so every token is masked there."""
 
@@ -167,7 +167,7 @@ class DeviceSteps(ModelSteps):
         self._placed: list[tuple[int, int]] = []
         self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
         self._drafting: DeviceDrafts | None = None
-        self._in_flight: deque[InFlightBatch] = deque()
+        self._in_flight: deque[LaunchedBatch] = deque()
         self._masks: Masks | None = None
         #: The slots of requests that continue at another position than the device assumes.
         self._stray: set[int] = set()
@@ -220,7 +220,7 @@ class DeviceSteps(ModelSteps):
         assert draft is None or not any(masked(request) and request.proposal for request in requests)
         graph, choice = self._graph(requests, draft)
         self._place(requests)
-        self._in_flight.append(InFlightBatch(list(requests)))
+        self._in_flight.append(LaunchedBatch(list(requests)))
         graph.launch()
         self._left = choice
 
@@ -314,7 +314,7 @@ class DeviceSteps(ModelSteps):
                 )
             time.sleep(pause)
 
-    def _taken(self, request: InFlightRequest, batch: InFlightBatch) -> Step:
+    def _taken(self, request: InFlightRequest, batch: LaunchedBatch) -> Step:
         running, proposal = request
         sequence, slot = running.sequence, running.sequence.slot
         self._wait(slot)
