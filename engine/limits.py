@@ -1,11 +1,11 @@
 """Limits that several packages share."""
 
 MOST_DRAFTS = 15
-"""The most drafts of one pass: together with the certain token they fill the 16 rows that a GPU reads at once."""
+"""The most drafts of one pass: together with the last sampled token they fill the 16 rows that a GPU reads at once."""
 
 STEP_ROWS = MOST_DRAFTS + 1
-"""The number of rows of the largest step of an answer: the certain token and the most drafts.  A pass that reads a prompt
-may have more rows, or fewer if requested."""
+"""The number of rows of the largest step of an answer: the last sampled token and the most drafts.  A pass that reads a
+prompt may have more rows, or fewer if requested."""
 
 STREAMS = 4
 """The number of streams that hyper-connections mix."""

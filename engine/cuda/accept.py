@@ -1,17 +1,17 @@
 """The end of a step on the GPU: which drafts are kept and where the next step begins; and the start of drafting.
 
 Formula: ``engine/cpu/accept.py``.  A step has up to 16 rows, those of one or more *entries*, the answers in it: entry e owns
-    rows starts[e] .. starts[e + 1] - 1, its certain token and the drafts after it, tokens[i] at positions p + i.  Row i
+    rows starts[e] .. starts[e + 1] - 1, its last sampled token and the drafts after it, tokens[i] at positions p + i.  Row i
     of them predicts position p + i + 1: found[i], and a list of candidates.  The drafts are checked in order until one is
-    rejected, so an entry with n accepted drafts yields n + 1 tokens; the last of them is its certain token in the next
+    rejected, so an entry with n accepted drafts yields n + 1 tokens; the last of them is its last sampled token in the next
     step.  An entry without rows is padding: nothing is written for it.
 Shapes: found, tokens, positions, sequences int32 [16], by row; sequences: the *slot* of a row's answer, the place of what is
     kept from step to step.  starts int32 [17].  By slot: history int32 [slots, n_ctx], token by position; at int32 [slots],
-    the position of the certain token; step int32 [slots], the number of steps that have ended; params, :data:`PARAMS_WORDS`
-    words each, the seed (low, high), then the float32 p_accept; ring int32 [slots][ring_slots][32], ring_slots a power of
-    two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 .. of a part are a step's tokens, word 0 their
-    number, or :data:`EMPTY` before that.  Lists: ids int32 and probabilities float32 [16][256], counts int32 [16]; row i of
-    the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
+    the position of the last sampled token; step int32 [slots], the number of steps that have ended; params,
+    :data:`PARAMS_WORDS` words each, the seed (low, high), then the float32 p_accept; ring int32 [slots][ring_slots][32],
+    ring_slots a power of two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 .. of a part are a step's
+    tokens, word 0 their number, or :data:`EMPTY` before that.  Lists: ids int32 and probabilities float32 [16][256], counts
+    int32 [16]; row i of the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
 Who owns what: a block per entry, which writes only the entry's rows and its slot.  Exact acceptance: one warp, lane i owns
     row i of the entry.  Otherwise 256 threads; thread j compares candidate j of every list, and then owns candidate j of the
     rejected row.  ``propose``, ``lay_out``: one warp for all.
@@ -423,7 +423,7 @@ def begin_draft(rows: int, anchored: bool) -> KernelCode:
     """The first inputs of a draft model in a step: for entry e in rows e * rows .. of its tokens, positions and sequences the
     last ``rows`` tokens up to the target's certain one, whose position must be at least rows - 1.  If ``anchored``, that
     position and the one before it are written to anchor int32 [2, 16] in column e * rows.  An entry without rows repeats the
-    certain token of the last entry that has some.  Grid: a block per entry, of a warp."""
+    last sampled token of the last entry that has some.  Grid: a block per entry, of a warp."""
 
     @cuda.jit
     def begin_draft(starts, target_positions, target_sequences, n_ctx, history, tokens, positions, sequences, anchor):

@@ -647,11 +647,11 @@ class DeviceSampler:
         draft_lists: Candidates | None = None,
         n_entries: int = 1,
     ) -> None:
-        """One step of ``n_rows`` rows and ``n_entries`` entries, each a certain token and its drafts.
+        """One step of ``n_rows`` rows and ``n_entries`` entries, each a last sampled token and its drafts.
 
         logits: address of the first row; the next begins ``stride`` logits later.  Biased and penalized logits overwrite
             the given ones.
-        at: address of int32 [slots], where the position of the certain token of each answer is kept.
+        at: address of int32 [slots], where the position of the last sampled token of each answer is kept.
         greedy, with_edit, mode: decide which kernels run, and so need a graph each; everything else is in the parameters.
             A step that is not greedy or that has edits serves answers without these too.
         draft_lists: the candidates from which the drafts were drawn, those of tokens[i + 1] in row i; None if they are

@@ -51,8 +51,8 @@ def _masks(matcher: Matcher, tokens: Sequence[int], drafts: Sequence[int]) -> Ma
 
 
 def _compute_together(asked: Sequence[Asked]) -> None:
-    """Let several threads compute the masks after the certain tokens, for the matchers to know.  Why one cannot be known is
-    found out when it is asked for."""
+    """Let several threads compute the masks after the last sampled tokens, for the matchers to know.  Why one cannot be known
+    is found out when it is asked for."""
     states = []
     for matcher, tokens, _ in asked:
         try:

@@ -1,7 +1,7 @@
 """gemma4-assistant: a small model that drafts for a gemma4 model from its outputs, keys and values.
 
-For token t at position p, with h the trunk's output (normalized) at position p - 1, and P the position of the certain token
-that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
+For token t at position p, with h the trunk's output (normalized) at position p - 1, and P the position of the last sampled
+token that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
 
     x = [embed(t), h] Wpre                          the trunk's own embedding
     x = layer(x)                                    as in engine/models/families/gemma4.py, but with queries only: their
@@ -98,7 +98,7 @@ class Assistant(Gemma4Loader):
         ops, c, target = self.ops, self.config, self._target
         e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
         (x,) = ops.matmul(ops.beside(e, self.hidden, batch), self.pre_projection)
-        # All drafts of a step have the position of the certain token and see the positions before it.
+        # All drafts of a step have the position of the last sampled token and see the positions before it.
         places, last = (self.anchor[i : i + 1].reshape(STEP_ROWS)[: batch.rows] for i in range(2))
         here = replace(batch, positions=places)
         for il, layer in enumerate(self.layers):
@@ -113,7 +113,7 @@ class Assistant(Gemma4Loader):
         return logits
 
     def stand(self, position: int) -> None:
-        """Set the position of the certain token that the next drafts follow, at least 1."""
+        """Set the position of the last sampled token that the next drafts follow, at least 1."""
         self.ops.store(self.anchor, 0, np.repeat(np.array([[position], [position - 1]], np.int32), STEP_ROWS, 1))
 
     def forward(self, token: int, position: int, sequence: Sequence | None = None) -> np.ndarray:

@@ -14,7 +14,7 @@ from engine.speculative.source import LoadedLLM, Source
 
 
 class MTPDraft(Source):
-    """A chain of drafts: the layer continues from the trunk's output before the certain token, then from its own.
+    """A chain of drafts: the layer continues from the trunk's output before the last sampled token, then from its own.
 
     It never has to catch up or roll back: every pass of the trunk stores in its memory what the next draft needs.
     """

@@ -26,7 +26,7 @@ class SpeculationParams:
     draft_max : int
         Most drafts per pass, 1 to 15; 0: as many as usually pay off, 4 of a model or 7 of lookup.
     draft_min : int
-        A pass with fewer drafts than this is not worthwhile, and reads the certain token alone.
+        A pass with fewer drafts than this is not worthwhile, and reads the last sampled token alone.
     draft_p_min : float
         Drafting stops at a token whose probability, among its ten likeliest, is below this.
     accept : str
@@ -36,7 +36,7 @@ class SpeculationParams:
     accept_p_min : float
         The least probability of a draft that "p-min" accepts.
     sequential : bool
-        Read the certain token and the drafts one by one instead of in one pass: slow, for debugging.
+        Read the last sampled token and the drafts one by one instead of in one pass: slow, for debugging.
 
     Raises
     ------

@@ -356,8 +356,8 @@ Entry = tuple[int, int, list[int]]
 
 
 def lay_out(entries: list[Entry], at: list[int], history: np.ndarray) -> list[tuple[int, int, int]]:
-    """(token, position, slot) of 16 rows, by the kernel, of answers whose certain tokens are at positions ``at``, by slot.
-    The drafts are checked in ``history``, which also changes, and the first rows of entries."""
+    """(token, position, slot) of 16 rows, by the kernel, of answers whose last sampled tokens are at positions ``at``, by
+    slot.  The drafts are checked in ``history``, which also changes, and the first rows of entries."""
     layout = np.full(accept.LAYOUT, 999, np.int32)
     accept.write_layout(layout, entries)
     tokens, positions, sequences, starts = (np.full(MOST_ROWS + 1, -99, np.int32) for _ in range(4))
@@ -493,7 +493,7 @@ def test_begin_draft(rows: int, at: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_begin_draft_of_several_answers(rows: int) -> None:
-    """Two entries of padding repeat the certain token of the last answer."""
+    """Two entries of padding repeat the last sampled token of the last answer."""
     history = np.arange(3 * N_CTX, dtype=np.int32).reshape(3, N_CTX)
     starts, slots = np.array([0, 3, 4, 4, 4], np.int32), np.array([2, 2, 2, 1] + [-99] * 12, np.int32)
     target_positions = np.array([9, 10, 11, 5] + [-99] * 12, np.int32)
