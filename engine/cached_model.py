@@ -59,7 +59,7 @@ class CachedModel:
         self.n_ctx = model.cache.n_ctx
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
         #: Bytes of a chunk of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
-        self.slot_bytes = slot_bytes(self.config)
+        self.recurrent_bytes = slot_bytes(self.config)
         #: Bytes of a snapshot; 0 if the model needs none.
         self.snapshot_bytes = snapshot_bytes(self.config)
         #: Snapshots after whole pages of texts that were read, if the model needs them.
@@ -248,7 +248,7 @@ class CachedModel:
         if first in stops:
             slot.save(first)
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
-        borders = stops if self.slot_bytes else set()
+        borders = stops if self.recurrent_bytes else set()
         while first < tokens.size:
             if on_prefill:
                 with self.reserved("on_prefill"):

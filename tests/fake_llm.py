@@ -157,7 +157,7 @@ class FakeLLM:
         self.cache = SimpleNamespace(layers=[])
         self.sampling, self.warnings = sampling_defaults(self.model.gguf)
         self.draft: Any = None
-        self.slot_bytes, self.snapshot_bytes, self.reread = 0, 0, None
+        self.recurrent_bytes, self.snapshot_bytes, self.reread = 0, 0, None
         self.memory = MEMORY
         self.n_bytes_read = weight_bytes_per_token(self.model.gguf)
         if options["draft_model"] is not None:

@@ -227,11 +227,11 @@ class Report:
         if not llm.n_threads:
             where = llm.model.ops.label
         self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
-        if llm.slot_bytes and not llm.model.slots:
+        if llm.recurrent_bytes and not llm.model.slots:
             self.line(f"up to {_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages")
-        elif llm.slot_bytes:
+        elif llm.recurrent_bytes:
             self.line(
-                f"recurrent states {llm.model.slots} x {_bytes(llm.slot_bytes)} to roll tokens back, and up to "
+                f"recurrent states {llm.model.slots} x {_bytes(llm.recurrent_bytes)} to roll tokens back, and up to "
                 f"{_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages"
             )
         if llm.draft is not None and llm.draft.name == "mtp":

@@ -73,7 +73,7 @@ class PrefillQueue:
         """The number of tokens to read in the next pass, of those from index ``first`` to ``total``."""
         ops = self._batch.model.ops
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
-        borders = prefilling.stops if self._batch.served.slot_bytes else set()
+        borders = prefilling.stops if self._batch.served.recurrent_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
         if prefilling.request.scored:
             left = min(left, MOST_LOGITS)

@@ -14,7 +14,7 @@ class ServedModel(Protocol):
     lock: Lock
     model: Model
     slots: Slots
-    slot_bytes: int
+    recurrent_bytes: int
 
     def check_open(self) -> None:
         """Raise UsageError if the model has been closed."""

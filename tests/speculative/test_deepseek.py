@@ -219,7 +219,7 @@ def test_conversations_are_taken_up_again(pair: tuple[engine.LLM, engine.LLM], t
     ask(prompts[3], 1)
     assert llm.reread is None
     # Another fourth message, then another third one: from the ends of answers, or, beyond rings, from the last whole page.
-    far = llm.slot_bytes > 0
+    far = llm.recurrent_bytes > 0
     ask([*whole[: third + 13], *other], 30 + far * ((third + 13) % CHUNK))
     ask([*whole[: second + 13], *other], 30 + far * ((second + 13) % CHUNK))
     assert llm.reread is None
