@@ -1,4 +1,4 @@
-"""What threads want of requests, handed over to the rounds of a scheduler."""
+"""Orders of other threads: a queue that is emptied when a round begins."""
 
 from collections.abc import Iterator
 from enum import Enum, auto
@@ -8,23 +8,23 @@ from engine.decode.request import Request
 
 
 class Order(Enum):
-    """What a thread wants of a request."""
+    """A change of a request that a thread asks for."""
 
     SUBMIT = auto()
-    """Compute it, without being asked for each token."""
+    """Schedule it without a call of ``next`` for each token."""
     CLOSE = auto()
-    """End it: what nobody has fetched is forgotten, and its sequence ends where its reader does."""
+    """End it: tokens that were not fetched are dropped, and its sequence is truncated to those that were."""
     PAUSE = auto()
-    """Compute no token of it."""
+    """Do not schedule it."""
     PROCEED = auto()
-    """Go on after a pause."""
+    """Schedule it again."""
 
 
 class Orders:
-    """The orders that have not been carried out, in the order in which they were given.
+    """Orders that have not been carried out, oldest first.
 
-    Any thread may give one at any time, also the collector of garbage in the middle of a round: a ``SimpleQueue`` permits
-    that.  Only the thread that holds the lock of the model takes them.
+    Any thread may add one at any time, including the garbage collector in the middle of a round: a ``SimpleQueue`` is
+    reentrant.  Only the thread that holds the lock of the model takes them.
     """
 
     def __init__(self) -> None:
@@ -38,6 +38,6 @@ class Orders:
         self._queue.put((order, request))
 
     def take(self) -> Iterator[tuple[Order, Request]]:
-        """The orders, each of which is removed, until there is none."""
+        """Remove and yield orders until there is none."""
         while not self._queue.empty():
             yield self._queue.get_nowait()

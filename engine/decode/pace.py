@@ -1,4 +1,4 @@
-"""How much of prompts is read at once while other answers wait for their next token."""
+"""How much of prompts is read at once while other requests run."""
 
 import math
 from collections.abc import Mapping
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from engine.limits import STEP_ROWS
 
 SHARE = 1.35
-"""The time for which one prompt is read between two steps of the answers that wait for it, in steps."""
+"""The time for which one prompt is read between two steps, in units of the time of a step."""
 
 MOST_SECONDS = 0.5
-"""The most seconds for which an answer waits for its next token because several prompts are read."""
+"""The most seconds by which several prompts delay the next token of a request."""
 
 UNKNOWN = 32
-"""Of a pass whose time is not known, one piece in this many is started at first."""
+"""If the time of a pass is not known, one of this many pieces is started at first."""
 
 WEIGHT = 0.25
-"""The weight of a new measurement in a mean: times vary, since the host is delayed at times."""
+"""The weight of a new measurement in a running mean."""
 
 LEAST_SECONDS = 1e-6
-"""The least time of a piece.  A short one may end while the host prepares the next step, and then seems to take no time."""
+"""The least time of a piece.  A short piece may end while the host prepares the next step; its measured time is then 0."""
 
 Read = Mapping[int, int]
 """What is read between two steps: the number of pieces, by the number of tokens of the slice that they belong to."""
 
 
 class Pace:
-    """The times of steps and of slices of prompts.
+    """Measured times of steps and of slices of prompts.
 
-    A step that follows pieces of a prompt ends later by their time, so neither has to be awaited by itself.
+    The time of pieces is measured without waiting for them: the step that follows them takes longer by their time.
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Pace:
     def share(self, prompts: int, groups: int) -> float:
         """Seconds for which prompts should be read between two steps.
 
-        prompts: how many wait; groups: the number of passes in which all answers get a token.  A single prompt should not
-        delay answers much.  Several are those of users who wait for a first token, and a pass of the answers they will join
-        takes hardly longer than one without them, so they have precedence, up to a bound.  Prompts that have been read
-        since the latest step count, too.  Otherwise the last ones would wait for steps in which most answers have no row yet.
+        prompts: the number of prompts that wait; groups: the number of steps in which every running request gets a token.
+        A single prompt should delay the others little.  Several prompts get more time, up to a bound: a step of one request
+        takes almost as long as a step of many, so every step taken before they join delays them all.  Prompts that were
+        completed since the latest step count, too; otherwise the last ones would wait for steps with few rows.
         """
         self.prompts = prompts = max(self.prompts, prompts)
         share = prompts**2 * SHARE * self._step

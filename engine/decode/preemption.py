@@ -1,4 +1,4 @@
-"""Preemption: requests that give their slots or pages back, and why."""
+"""Preemption: taking slots and pages from requests."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -11,11 +11,11 @@ from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
 
 PATIENCE = 0.5
-"""Seconds after which a request whose tokens nobody fetches gives its slot to one that has none."""
+"""Seconds without a fetched token after which a request can lose its slot to one that waits."""
 
 
 class CannotGoOn(Exception):
-    """The next pass of ``request`` cannot be started as things are."""
+    """The next pass of ``request`` cannot be started now."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -23,7 +23,7 @@ class CannotGoOn(Exception):
 
 
 class Displaced(CannotGoOn):
-    """An interrupted pass has overwritten what the next pass of a request needs: it has to read its tokens again."""
+    """An interrupted pass has overwritten data that the next pass of a request needs, so its tokens must be read again."""
 
 
 class NoRoom(CannotGoOn):
@@ -94,15 +94,15 @@ class Preemption:
         self._batch.stop(state)
 
     def make_way(self, error: CannotGoOn, wanted: Request | None) -> None:
-        """Take slots or pages back so that what has failed can be tried again."""
+        """Take slots or pages back so that the pass that could not be started can be tried again."""
         if isinstance(error, NoRoom):
             self._free_pages(error.request, wanted)
         else:
             self.preempt(error.request)
 
     def _free_pages(self, request: Request, wanted: Request | None) -> None:
-        """Free pages for a request: of slots that nobody uses, else of a request whose reader is away, else of the latest,
-        which may be this one."""
+        """Free pages for a request: of a slot without an owner, otherwise of a request whose reader is away, otherwise of the
+        latest request, which may be this one."""
         slots = self._batch.served.slots
         if slots.free_pages():
             return

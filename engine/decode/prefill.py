@@ -10,13 +10,13 @@ from engine.decode.slot import Slot
 from engine.models.base import Model
 
 AHEAD = 128
-"""The number of tokens of a prompt that may be in flight, unless a single pass reads more."""
+"""The most tokens of a prompt in flight, unless a single pass reads more."""
 
 
 class PrefillSlice:
     """Tokens that follow those which a slot holds, in a pass that is started in pieces.
 
-    The sequence of the slot has claimed their positions; it holds the tokens when the slice has been finished.
+    The sequence of the slot claims their positions at once and contains the tokens after ``finish``.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class PrefillSlice:
         return before - self.left
 
     def finish(self, beside: bool = False) -> np.ndarray:
-        """Let the slot hold the tokens, all pieces having been started; returns the logits of the last ones, float32
-        [n_logits, n_vocab].
+        """Commit the tokens to the slot's sequence; all pieces must have been started.  Returns the logits of the last ones,
+        float32 [n_logits, n_vocab].
 
-        beside: wait only for logits and snapshots, because answers wait for their next token.  Otherwise at most ``AHEAD``
-        tokens are read before those started earlier have been, so that progress is true, and an interrupt is noticed.
+        beside: wait only for logits and snapshots, because other requests run.  Otherwise at most ``AHEAD`` tokens are in
+        flight, so that the reported progress is accurate and an interrupt is noticed.
         """
         sequence, end = self._slot.sequence, self.first + len(self.tokens)
         logits = self._pieces.logits(wait=not beside and end // AHEAD > self.first // AHEAD)
@@ -57,7 +57,7 @@ class PrefillSlice:
         return np.empty((0, self._n_vocab), np.float32) if logits is None else logits
 
     def cancel(self) -> None:
-        """Start no further piece.  What the sequence has claimed is claimed again by its next pass."""
+        """Start no further piece.  The next pass of the sequence claims the same positions again."""
         self._pieces.cancel()
 
 

@@ -19,8 +19,8 @@ MOST_STATES = 8
 class Slot:
     """The place of one sequence of a model.
 
-    ``owner`` is the request that uses it, if there is one.  A slot without an owner still holds the tokens of the last one,
-    so that a text which begins with them is not read from its beginning.
+    ``owner`` is the request that uses it, or None.  A slot without an owner keeps the tokens of the last one, so that a text
+    with the same prefix is not read again.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Slot:
         self.owner: Request | None = None
         #: The latest owner.
         self.latest: Request | None = None
-        #: When it was used last: a count of uses.
+        #: The count of uses of all slots when it was used last.
         self.used = 0
         self._model = model
         self._tokenizer = tokenizer
@@ -39,8 +39,8 @@ class Slot:
         self._state_bytes = state_bytes
 
     def common(self, tokens: np.ndarray, salt: str) -> int:
-        """How many first tokens of a text int32 [n] with a salt it holds; at most n - 1, since at least one is left to
-        read."""
+        """The length of the common prefix with ``tokens``, int32 [n], of a salt; at most n - 1, because at least one token
+        must be read."""
         if self.sequence.salt != salt:
             return 0
         held = self.sequence.array[: tokens.size - 1]
@@ -48,8 +48,8 @@ class Slot:
         return int(differs[0]) if differs.size else held.size
 
     def shared(self, tokens: np.ndarray) -> int:
-        """How many first tokens of a text int32 [n], fewer than n, others of its salt have read, so that their pages can be
-        shared."""
+        """The length of the prefix of ``tokens``, int32 [n], whose pages can be shared with sequences of the same salt; less
+        than n."""
         return self.sequence.find(tokens[:-1], self._states if self._state_bytes else None)[0]
 
     def rewind(self, tokens: np.ndarray) -> tuple[int, str | None]:
@@ -74,9 +74,10 @@ class Slot:
         return kept, self._why(tokens, common, kept, after) if kept < common // CHUNK * CHUNK else None
 
     def _resumable(self, tokens: np.ndarray) -> tuple[int, bytes]:
-        """How many of the first tokens that it holds of a text it can continue after with a snapshot, and the key of these.
-        Other than by sharing, this is possible in the middle of a page, such as those of compressed rows, which span many
-        positions."""
+        """The length of the longest prefix of ``tokens``, which the sequence contains, that has a snapshot, and its key.
+
+        Unlike shared pages, it may end inside a page, such as those of compressed rows, which span many positions.
+        """
         if not self._state_bytes or not self._model.cache.restorable:
             return 0, b""  # keys and values of windows are not part of a snapshot
         keys = keys_of(tokens, self.sequence.begin)
@@ -90,9 +91,11 @@ class Slot:
         self.sequence.truncate(0)
 
     def stops(self, tokens: np.ndarray, kept: int) -> set[int]:
-        """The numbers of tokens after which to take a snapshot: the last page border at or before the ends of the first and
-        the latest messages, and before the last token, because that is read again if the prompt is repeated; and where the
-        text leaves what others have read, because further ones may do so."""
+        """The numbers of tokens after which to take a snapshot.
+
+        They are the last page borders at or before the ends of the first and the latest messages, the last one before the
+        last token, which is read again if the prompt is repeated, and the end of the prefix that other sequences have read.
+        """
         if not self._state_bytes or self._states.budget < self._state_bytes:
             return set()
         ends = np.flatnonzero(np.isin(tokens, list(self._tokenizer.eog_ids))) + 1
@@ -109,8 +112,7 @@ class Slot:
         self._states.add(key, self._model.save(length, self.sequence))
 
     def _why(self, tokens: np.ndarray, common: int, kept: int, after: Sequence[int]) -> str:
-        """A sentence on why tokens that were read before are read again; after: the token that followed the common ones, if
-        there was one."""
+        """Why tokens are read again, as a sentence; after: the token that followed the common prefix, if there was one."""
         again = f"{common - kept} tokens are read again"
         if not after:
             return f"{again}: the model's state after them was not kept"

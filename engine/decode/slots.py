@@ -1,4 +1,4 @@
-"""The slots of a model: which of them a text gets, and what it finds there."""
+"""The slots of a model: which slot a text gets, and how much of it the slot already contains."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ log = logging.getLogger("bitmirror.decode")
 class Slots(Sequence[Slot]):
     """The slots of a model with a cache of keys and values.
 
-    Attributes: ``current``: the one that was used last; ``reread``: a sentence if more than a page of the text that was found
-    last had to be read again, else None.
+    Attributes: ``current``: the slot that was used last; ``reread``: why more than a page of the latest text had to be read
+    again, as a sentence, or None.
     """
 
     def __init__(self, slots: Sequence[Slot], cache: KVCache) -> None:
@@ -44,13 +44,16 @@ class Slots(Sequence[Slot]):
         return iter(self._slots)
 
     def use(self, slot: Slot) -> None:
-        """Note that a slot is the one that was used last."""
+        """Record a use of a slot."""
         self._uses += 1
         slot.used, self.current = self._uses, slot
 
     def free(self, tokens: np.ndarray, salt: str) -> Slot | None:
-        """A slot without an owner for a text int32 [n] with a salt: one that holds its beginning, and little else, or else
-        the one that was used least recently; None if all have owners.  What it holds with another salt is forgotten."""
+        """A slot without an owner for ``tokens``, int32 [n], with a salt, or None if all have owners.
+
+        It is the slot with the longest common prefix, if that is at least half of its sequence, or else the least recently
+        used one.  A sequence with another salt is cleared.
+        """
 
         def worth(slot: Slot) -> tuple[int, int]:
             common = slot.common(tokens, salt)
@@ -67,7 +70,7 @@ class Slots(Sequence[Slot]):
         return slot
 
     def rewind(self, slot: Slot, tokens: np.ndarray) -> int:
-        """Cut what a slot holds to a prefix of ``tokens`` int32 [n], shorter than these, and return its length."""
+        """Truncate a slot to the longest reusable prefix of ``tokens``, int32 [n], shorter than n, and return its length."""
         kept, self.reread = slot.rewind(tokens)
         if self.reread is not None:
             log.debug("%s", self.reread)
@@ -75,7 +78,7 @@ class Slots(Sequence[Slot]):
         return kept
 
     def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
-        """Whether the pages that no request has suffice for a text int32 [n] in a slot, and a few more tokens."""
+        """Whether the pages without a request suffice for ``tokens``, int32 [n], in a slot, and for one more step."""
         short = {}
         for paging, pool in self._cache.pools.items():
             idle = sum(len(other.sequence.pages(paging)) for other in self._slots if other.owner is None)
@@ -87,26 +90,24 @@ class Slots(Sequence[Slot]):
         return all(n <= (0 if paging.window else found // paging.span) for paging, n in short.items())
 
     def free_pages(self, besides: Slot | None = None) -> bool:
-        """Forget what the slot without an owner that was used least recently holds, other than ``besides``; returns whether
-        there was one."""
+        """Clear the least recently used slot without an owner, other than ``besides``; returns whether there was one."""
         idle = [slot for slot in self._slots if slot.owner is None and slot.sequence.length and slot is not besides]
         if idle:
             min(idle, key=lambda slot: slot.used).clear()
         return bool(idle)
 
     def forget_others(self, states: States) -> None:
-        """Forget texts that no slot holds: their pages, and snapshots after them."""
+        """Free the pages and snapshots of texts that no slot contains."""
         for pool in self._cache.pools.values():
             pool.clear()
         states.keep({key for slot in self._slots for key in slot.sequence.keys})
 
     def check_pages(self) -> None:
-        """Raise AssertionError unless every page of the cache is held by sequences, kept for others, or free, and by nobody
-        twice."""
+        """Raise AssertionError unless every page of the cache is either used by sequences, kept for reuse, or free."""
         for paging, pool in self._cache.pools.items():
             pool.check(page for slot in self._slots for page in slot.sequence.pages(paging).values())
 
     def close(self) -> None:
-        """Let go of all slots and of the cache."""
+        """Release all slots and the cache."""
         vars(self).clear()
         self._slots = []
