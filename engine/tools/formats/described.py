@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.tools.formats import generic, select
+from engine.tools.formats import generic, granite, select
 from engine.tools.formats.history import adapted
 
 SILENT = ("plain", "think", "qwen3")
-"""Formats whose templates may leave out earlier calls.  As text they are what such a model writes, or can read."""
+"""Formats whose templates may leave out earlier calls.  As generic text they are what such a model writes, or can read."""
 
 
 class Described(NamedTuple):
@@ -42,9 +42,11 @@ def described(
     """
     format = select.detect(source, bool(tools))
     own, given = adapted(format, messages), dict(values)
-    silent = format in SILENT and "tool_calls" not in source and any(each.get("tool_calls") for each in own)
-    if format == "generic" or silent:
+    silent = "tool_calls" not in source and any(each.get("tool_calls") for each in own)
+    if format == "generic" or (silent and format in SILENT):
         own = generic.as_text(own)
+    elif silent and format == "granite":
+        own = granite.with_calls(own)
     if format == "generic":
         # A template without a place for the system message gets it in the first message of the user (turns.py).
         return Described(format, generic.with_system(own, generic.describe(tools)), given)

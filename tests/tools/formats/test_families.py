@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.tools.formats import generic
+from engine.tools.formats.described import described
 from engine.tools.formats.events import CallArguments, CallBegin, CallEnd, Content, Reasoning
 from engine.tools.formats.history import adapted, short_id
 from engine.tools.formats.select import detect, parser
@@ -214,3 +215,22 @@ def test_a_conversation_with_calls_as_text() -> None:
     assert json.dumps({"name": "now", "description": "The time"}) in text.split("\n")
     assert generic.with_system([{"role": "system", "content": "Be brief."}], "T")[0]["content"] == "Be brief.\n\nT"
     assert [each["role"] for each in generic.with_system(messages, "T")][:2] == ["system", "user"]
+
+
+def test_earlier_calls_of_granite_are_as_it_writes_them() -> None:
+    """Granite 3.3's template writes the role and the content of every message, and no calls."""
+    weather = {"type": "function", "id": "a", "function": {"name": "get_weather", "arguments": CALLS[0][1]}}
+    now = {"type": "function", "id": "b", "function": {"name": "now", "arguments": {}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Well?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [weather, now]},
+        {"role": "tool", "tool_call_id": "a", "content": "mild"},
+    ]
+    for tools in (TOOLS, []):
+        source = "respond only with <|tool_call|> followed by{% set available_tools = tools %}"
+        format, own, _ = described(source + "<|start_of_role|>", messages, tools, {})
+        assert (format, own[0], own[2]) == ("granite", messages[0], messages[2])
+        found = read("granite", own[1]["content"])
+        assert (found.content, found.calls) == ("I look.", CALLS) and "tool_calls" not in own[1]
+        # A template that writes calls is given them.
+        assert described(source + "{{ message.tool_calls }}", messages, tools, {}).messages == messages
