@@ -44,7 +44,8 @@ COMPLETE = {"MODEL": MODEL, "FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
 def parser(prog: str = "bitmirror completion") -> Parser:
     """The command line as an argparse parser."""
     top = Parser(prog, usage=USAGE, description=DESCRIPTION)
-    top.add_positional("shell", metavar="SHELL", type=Choice(SHELLS), help="bash, zsh or fish")
+    group = top.add_argument_group("shell")
+    top.add_positional("shell", metavar="SHELL", type=Choice(SHELLS), help="bash, zsh or fish", group=group)
     shared.add_other(top.add_argument_group("other"))
     return top
 

@@ -49,6 +49,11 @@ downloaded if you agree. A model without a chat template continues each text tha
   bitmirror chat -m model.gguf --sys "Answer briefly."  a file, and a system prompt
   bitmirror chat -c 4096 --seed 1 --temp 0.5            another context, seed and temperature"""
 
+CHAT_MODEL = """\
+path of a GGUF file, a name from `bitmirror models` (downloaded when needed), or
+hf:owner/repo:Q4_K_M for a file on Hugging Face; default: smollm2-135m, or the bundled model if you
+refuse the download"""
+
 PREDICT = """\
 maximum number of tokens to generate; -1 = until the context is full. By default an answer ends when
 the model ends it, and a bare text without a grammar also ends at two blank lines or after 256 tokens"""
@@ -76,6 +81,10 @@ Exit status: 0 answered, 2 user error (one sentence on stderr says what to do), 
 Ctrl-C, 1 a bug. `bitmirror models` lists the named models. For most other flags of llama.cpp, an
 error message says what to use instead."""
 
+CHAT_EPILOG = """\
+Exit status: 0 ended by /quit, Ctrl-D or the end of stdin, 2 user error (one sentence on stderr says
+what to do), 130 ended by Ctrl-C, 1 a bug. `bitmirror models` lists the named models."""
+
 
 def bias(text: str) -> tuple[int, float]:
     """``TOKEN_ID(+/-)BIAS``, as in ``15043+1`` or ``2-inf``."""
@@ -87,11 +96,12 @@ def bias(text: str) -> tuple[int, float]:
 
 def parser(prog: str = "bitmirror run") -> Parser:
     """The command line as an argparse parser; building it imports nothing that is slow to import."""
+    chat = prog.endswith("chat")
     top = Parser(
         prog,
-        usage=CHAT_USAGE if prog.endswith("chat") else USAGE,
-        description=CHAT_DESCRIPTION if prog.endswith("chat") else DESCRIPTION,
-        epilog=EPILOG,
+        usage=CHAT_USAGE if chat else USAGE,
+        description=CHAT_DESCRIPTION if chat else DESCRIPTION,
+        epilog=CHAT_EPILOG if chat else EPILOG,
         foreign=llama_cpp.RUN,
         positional="write the prompt in quotes, and name the model with -m",
         finish=settle,
@@ -106,27 +116,34 @@ def parser(prog: str = "bitmirror run") -> Parser:
     def x(least: float | None = None, most: float | None = None, **more: Any) -> dict[str, Any]:
         return {"metavar": "X", "type": real(least, most, **more)}
 
-    model_flags.add_model(top, f"{shared.MODEL}, or smollm2-135m for a conversation")
+    def unless_chat(text: str) -> str:
+        """The help of a flag that a conversation has no use for."""
+        return argparse.SUPPRESS if chat else text
+
+    model_flags.add_model(top, CHAT_MODEL if chat else f"{shared.MODEL}, or smollm2-135m for a conversation")
     group = top.add_argument_group("prompt")
     add = group.add_argument
-    top.add_positional("words", metavar='"PROMPT"', help="the prompt, as with -p", group=group)
-    add("-p", "--prompt", **text, help="the prompt; - reads it from stdin")
-    add("-f", "--file", metavar="FILE", help="a file that contains the prompt; one line break at its end is removed")
+    what, reads = ("first message", "") if chat else ("prompt", "; - reads it from stdin")
+    top.add_positional(
+        "words", metavar='"MESSAGE"' if chat else '"PROMPT"', help=f"the {what}, as with -p", group=group
+    )
+    add("-p", "--prompt", **text, help=f"the {what}{reads}")
+    add("-f", "--file", metavar="FILE", help=f"a file that contains the {what}; one line break at its end is removed")
     add(
         "-e",
         "--escape",
         **yes,
         default=True,
-        help="interpret \\n \\t \\r \\' \\\" \\\\ \\xHH in the prompt and in --stop (the default)",
+        help=f"interpret \\n \\t \\r \\' \\\" \\\\ \\xHH in the {what} and in --stop (the default)",
     )
     add("--no-escape", dest="escape", action="store_false", help="do not interpret backslash escapes")
     add("-sys", "--sys", "--system-prompt", **text, dest="system", help="the system prompt")
     add("-sysf", "--system-prompt-file", metavar="FILE", help="a file that contains the system prompt")
-    add("-cnv", "--cnv", "--conversation", **yes, dest="cnv", help="start a conversation, even after a prompt")
-    add(
-        "-no-cnv", "--no-cnv", "--no-conversation", **yes, dest="no_cnv", help="use no template: continue the bare text"
-    )
-    add("-st", "--single-turn", **yes, help="answer one message and exit; without a prompt, ask for the message")
+    begin = unless_chat("start a conversation, even after a prompt")
+    add("-cnv", "--cnv", "--conversation", **yes, dest="cnv", help=begin)
+    bare = unless_chat("use no template: continue the bare text")
+    add("-no-cnv", "--no-cnv", "--no-conversation", **yes, dest="no_cnv", help=bare)
+    add("-st", "--single-turn", **yes, help=f"answer one message and exit; without a {what}, ask for the message")
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
 
@@ -144,8 +161,9 @@ def parser(prog: str = "bitmirror run") -> Parser:
     add("--regex", **text, help="the answer matches this regular expression, from its beginning to its end")
     add("--grammar", metavar="FILE", help=GRAMMAR)
     add("--no-heal", **yes, help="disable token healing, which may replace the last token of a bare text")
-    add("--logprobs", **n(0), default=0, help="also report log-probabilities: of each token and the N likeliest")
-    add("--json", **yes, help=JSON)
+    likely = unless_chat("also report log-probabilities: of each token and the N likeliest")
+    add("--logprobs", **n(0), default=0, help=likely)
+    add("--json", **yes, help=unless_chat(JSON))
 
     add = partial(top.add_argument_group("sampling", SAMPLING).add_argument, action=Given)
     seeds = n(-1, 2**64 - 1, note="-1 chooses one at random")

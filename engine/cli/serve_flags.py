@@ -68,8 +68,8 @@ time in seconds for a client to send a body, or to go on reading its answer: set
 --reader-seconds unless they are given"""
 
 SAMPLING = """\
-What counts for requests that do not say it. Without a flag, it is what the model's file recommends, or
-else the default, which is another one for Ollama's interface."""
+The values for requests that give none. Without a flag, they are what the model's file recommends, or
+else the defaults here; Ollama's interface has other defaults."""
 
 LIMITS: dict[str, tuple[str, str]] = {
     "header_seconds": ("X", "most seconds in which the header of a request must arrive"),

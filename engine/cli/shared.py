@@ -20,11 +20,12 @@ GPU_LAYERS = """\
 that --device selects; layers cannot be divided between devices"""
 
 CACHE_TYPE = """\
-element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8"""
+element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8; a smaller one needs less memory
+and changes the answer"""
 
 DS4_ROUNDING = """\
-round what a deepseek4 model stores as ds4 does, latents to 8 bits and keys of the indexer to 4; needs
---cache-type f32"""
+of a DeepSeek V4 model (deepseek4): round what the cache stores as the official implementation does,
+latents to 8 bits and keys of the indexer to 4; needs --cache-type f32"""
 
 BATCH_SIZE = """\
 number of prompt tokens per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU; the

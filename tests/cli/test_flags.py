@@ -1,6 +1,7 @@
 """The flags: names, defaults, values, and that every mistake in them is reported in one sentence."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.flags import generation_options, parser, speculation_params
+from engine.cli.flags import check, generation_options, parser, speculation_params
 from engine.cli.texts import unescape
 from engine.errors import UsageError
 from engine.speculative.params import SpeculationParams
@@ -204,3 +205,14 @@ def test_help_is_complete_and_imports_nothing_heavy() -> None:
         assert all(name in done.stdout for name in action.option_strings)
         assert action.help
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_the_help_of_a_chat_has_its_flags_only() -> None:
+    """A flag that a conversation refuses is not in its help, and is still refused with a sentence."""
+    text, run = parser("bitmirror chat").format_help(), parser().format_help()
+    for name, values in (("--json", []), ("--no-cnv", []), ("--logprobs", ["2"])):
+        assert name in run and not re.search(rf"{name}\b(?!-)", text)
+        with pytest.raises(UsageError, match=f"^{name} is "):
+            check(parser("bitmirror chat").parse_args(["--cnv", name, *values]), None)
+    assert "the first message" in text and "the prompt;" not in text and "the prompt;" in run
+    assert max(map(len, text.splitlines())) <= 100
