@@ -945,7 +945,7 @@ FAULTS = (
     Fault(
         "operations that are not independent",
         "threads",
-        "engine/cpu/operations.py",
+        "engine/cpu/operations/rows.py",
         "*given, items=y.size, ns=0.5, multiple=64)",
         "*given, items=y.size, ns=0.5, multiple=64, joined=True)",
         "a gate is computed while the products that it reads are not complete, if another thread is slower",

@@ -15,7 +15,11 @@ from engine.cache.kv import KVCache
 from engine.checks import described
 from engine.compile.jobs import Job
 from engine.cpu import bandwidth, mapping
-from engine.cpu.latent_operations import LatentOperations
+from engine.cpu.operations.attention import AttentionOperations
+from engine.cpu.operations.compressed import CompressedOperations
+from engine.cpu.operations.delta_net import DeltaNetOperations
+from engine.cpu.operations.experts import ExpertOperations
+from engine.cpu.operations.latent import LatentOperations
 from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, repack
 from engine.cpu.runtime.entry import entry_of
@@ -39,7 +43,14 @@ BATCH_SIZE = 128
 """The default number of rows of a pass that reads a prompt; more rows are not faster."""
 
 
-class Backend(LatentOperations, Operations[np.ndarray, np.ndarray, Matrix]):
+class Backend(
+    AttentionOperations,
+    LatentOperations,
+    DeltaNetOperations,
+    CompressedOperations,
+    ExpertOperations,
+    Operations[np.ndarray, np.ndarray, Matrix],
+):
     """Operations on ``n_threads`` threads (0: one per available core).  The bits do not depend on the number of threads."""
 
     name = "cpu"

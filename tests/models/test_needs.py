@@ -43,7 +43,7 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return array
 
     monkeypatch.setattr("engine.cpu.runtime.pool.aligned", counting)
-    monkeypatch.setattr("engine.cpu.latent_operations.aligned", counting)
+    monkeypatch.setattr("engine.cpu.operations.latent.aligned", counting)
     monkeypatch.setattr("engine.cpu.backend.Backend.zeros", zeros)
     path = write_quantized(FAMILIES[name], tmp_path / "m.gguf")
     llm = engine.load(path, n_ctx=N_CTX, device="cpu", n_threads=1, **FAMILIES[name].options(path))

@@ -16,7 +16,7 @@ from engine.arrays import Batch
 from engine.cache.latent import LatentCache, LatentCacheSpec
 from engine.cache.types import CHUNK, GROUP, Types, cache_type
 from engine.cpu import latent_attention as mirror
-from engine.cpu.latent_operations import pairs_of_heads
+from engine.cpu.operations.latent import pairs_of_heads
 from engine.cuda import backend
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents

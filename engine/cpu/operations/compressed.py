@@ -1,7 +1,4 @@
-"""The operations of hyper-connections and of attention over compressed rows on the CPU.
-
-``engine/ops/arithmetic.py`` describes the operations, ``engine/cpu/operations.py`` the times of items.
-"""
+"""The operations of hyper-connections and of attention over compressed rows on the CPU."""
 
 import numpy as np
 
@@ -9,9 +6,7 @@ from engine.arrays import Batch
 from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.types import CHUNK
 from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
-from engine.cpu.cache_operations import CacheOperations
-from engine.cpu.products.repack import Matrix
-from engine.ops.arithmetic import Arithmetic
+from engine.cpu.operations.shared import SharedOperations
 from engine.ops.compressor import Compressor
 
 f32 = np.float32
@@ -20,7 +15,7 @@ _NO_WEIGHTS = np.zeros(0, f32)
 _NO_ROWS = {np.dtype(kind): np.zeros((0, CHUNK, 0), kind) for kind in (np.float32, np.uint16)}
 
 
-class CompressedOperations(CacheOperations, Arithmetic[np.ndarray, np.ndarray, Matrix]):
+class CompressedOperations(SharedOperations):
     """What DeepSeek-V4 needs besides the operations of other models."""
 
     # --- hyper-connections -------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""The operations of latent attention on the CPU.
-
-``engine/ops/arithmetic.py`` describes the operations, ``engine/cpu/operations.py`` the times of items.
-"""
+"""The operations of latent attention on the CPU."""
 
 import functools
 import math
@@ -12,7 +9,7 @@ from engine.arrays import Batch
 from engine.cache.latent import LatentCache
 from engine.cache.types import CHUNK, GROUP
 from engine.cpu import latent_attention, rope
-from engine.cpu.operations import Pairs, PassOperations
+from engine.cpu.operations.products import Pairs, ProductOperations
 from engine.cpu.products.repack import Matrix
 from engine.cpu.runtime.pool import aligned
 from engine.limits import STEP_ROWS
@@ -39,7 +36,7 @@ def pairs_of_heads(rows: int, n_head: int) -> Pairs:
     return Pairs(np.ascontiguousarray(order), heads[:-1].copy(), heads * np.int32(rows), heads[-1:].copy())
 
 
-class LatentOperations(PassOperations):
+class LatentOperations(ProductOperations):
     """Attention over latents, with the products of its heads."""
 
     max_rows: int

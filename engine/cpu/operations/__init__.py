@@ -1,0 +1,1 @@
+"""The operations of a pass on the CPU: which kernels compute them, on which items."""
