@@ -11,7 +11,7 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.ops.device import DeviceOperations
 
 
-class Vocabulary(Protocol):
+class VocabularySize(Protocol):
     """What a backend uses of the description of a model."""
 
     @property
@@ -60,7 +60,7 @@ class AnyModel(Protocol[A]):
         """The backend that computes it."""
 
     @property
-    def config(self) -> Vocabulary:
+    def config(self) -> VocabularySize:
         """Its description."""
 
     cache: KVCache

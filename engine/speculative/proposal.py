@@ -1,13 +1,16 @@
 """The proposal of a draft source."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
+from engine.ops.device import DeviceOperations
+from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 
 Distribution = tuple[np.ndarray, np.ndarray]
@@ -24,8 +27,8 @@ class DeviceDraft(Protocol):
     """Proposals that replace its own token at a position, int32 [n_ctx], negative: not replaced; None: no replacements."""
 
     @property
-    def ops(self) -> Any:
-        """The backend that computes its passes (``engine.ops.operations.Operations``)."""
+    def ops(self) -> DeviceOperations:
+        """The backend that computes its passes."""
 
     @property
     def n_ctx(self) -> int:
@@ -43,13 +46,13 @@ class DeviceDraft(Protocol):
         """What it has read of the target's sequence in a slot; None if it reads the target's cache."""
 
     @property
-    def anchor(self) -> Any:
+    def anchor(self) -> Array | None:
         """An array int32 [2, STEP_ROWS] of ``ops`` for the position of the last sampled token of each request in a pass,
         and the position before it; None if it uses neither."""
 
     @property
-    def compute(self) -> Callable[..., Any]:
-        """A pass (``engine.ops.executor.Forward``)."""
+    def compute(self) -> Forward[Array]:
+        """A pass."""
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """The sampler that draws its tokens when ``sampler`` draws the target's."""

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -442,7 +442,8 @@ class DeviceDrafts:
 
     def __init__(self, draft: DeviceDraft, n_slots: int) -> None:
         self.draft = draft
-        self._ops: GraphOperations = draft.ops
+        # It computes on this device, so its arrays are tensors.
+        self._ops = cast(GraphOperations, draft.ops)
         self._device = self._ops.device
         self._n_ctx = draft.n_ctx
         self._inputs = self._ops.inputs()
@@ -457,8 +458,8 @@ class DeviceDrafts:
         return self.draft.script is not None
 
     @property
-    def _anchored(self) -> bool:
-        return self.draft.anchor is not None
+    def _anchor(self) -> Tensor | None:
+        return cast("Tensor | None", self.draft.anchor)
 
     def begin(self, sampler: Sampler, slot: int) -> None:
         """Sample the drafts of a new request with the parameters of ``sampler``."""
@@ -471,7 +472,8 @@ class DeviceDrafts:
         """A pass that reads ``reads`` tokens of each of ``n_entries`` requests."""
         rows = reads * n_entries
         n_logits = rows if n_entries > 1 else 1
-        return self._ops.plan(self.draft.compute, rows, n_logits, self._inputs, n_entries > 1)
+        compute = cast(Forward[Tensor], self.draft.compute)
+        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
 
     def lists(self, mode: str) -> sample.Candidates | None:
         """The distributions from which the drafts were sampled, if acceptance uses them."""
@@ -482,16 +484,17 @@ class DeviceDrafts:
         for reads in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
             self._plan(reads, n_entries)
         choice = self._chooser.kernels(*kind, accept=False)
-        return [accept.begin_draft(self.draft.reads, self._anchored), accept.propose(self.scripted), *choice]
+        return [accept.begin_draft(self.draft.reads, self._anchor is not None), accept.propose(self.scripted), *choice]
 
     def launch(self, count: int, n_entries: int, target: sample.Rows, kind: Kind) -> None:
         """Launch the computation of ``count`` drafts for each entry of the step of the rows ``target``, inside a capture."""
         device, ops, n_ctx, inputs, history = self._device, self._ops, self._n_ctx, self._inputs, target.history
         assert inputs.sequences is not None
         mine = [array.address for array in (inputs.tokens, inputs.positions, inputs.sequences)]
-        anchor = self.draft.anchor.address if self._anchored else 0
-        start = [target.starts, target.positions, target.sequences, n_ctx, history, *mine, anchor]
-        device.launch(accept.begin_draft(self.draft.reads, self._anchored), n_entries, 32, start)
+        anchor = self._anchor
+        place = anchor.address if anchor is not None else 0
+        start = [target.starts, target.positions, target.sequences, n_ctx, history, *mine, place]
+        device.launch(accept.begin_draft(self.draft.reads, anchor is not None), n_entries, 32, start)
         for i in range(count):
             reads = self.draft.reads if i == 0 else 1
             plan = self._plan(reads, n_entries)
