@@ -37,7 +37,7 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.products import dense, matmul
-from engine.cuda.products.mixture import Mixture
+from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.jobs import gpu_job
@@ -567,7 +567,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         router_x: Tensor | Deferred | None = None,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        return Mixture(self.recorder, experts, residual, x, router_x, tokens).record()
+        return MixtureLaunches(self.recorder, experts, residual, x, router_x, tokens).record()
 
     def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
         (rows, columns), n = m.shape, weight.size

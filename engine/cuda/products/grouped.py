@@ -5,7 +5,7 @@ It is the last product of a mixture in which every row uses every expert, the gr
 
 import numpy as np
 
-from engine.cuda.products.mixture import Mixture
+from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import plain, quantized
@@ -13,7 +13,7 @@ from engine.limits import STEP_ROWS
 from engine.ops.experts import Experts
 
 
-class Grouped(Mixture):
+class Grouped(MixtureLaunches):
     """One call of ``Backend.grouped_matmul``: x [rows, n_group * K] times a matrix [n_group * R, K]."""
 
     def __init__(self, recorder: Recorder, x: Tensor, weight: DeviceWeight, ids: Tensor) -> None:

@@ -41,7 +41,7 @@ def finish_of(ends: Sequence[End]) -> tuple[kernels.Finish, tuple[Tensor | int, 
     return finish, tuple(ends[i][part] or 0 for part in range(2) for i in (0, -1))
 
 
-class Mixture:
+class MixtureLaunches:
     """One call of ``Backend.experts``: the mixture of x [rows, n_embd], added to the residual if there is one."""
 
     def __init__(
