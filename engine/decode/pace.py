@@ -96,7 +96,7 @@ class Pace:
         self._most[rows] = max(count, self._most.get(rows, 0))
         return count
 
-    def part(self, left: int, most: int, share: float) -> int:
+    def rows(self, left: int, most: int, share: float) -> int:
         """The number of tokens to read at once in one piece, of the ``left`` ones of a prompt and at most ``most``: a power
         of two, so that few programs serve all parts; 16, or as many as have not taken more than ``share`` seconds."""
         most = 1 << (min(left, most).bit_length() - 1)

@@ -42,18 +42,18 @@ class PrefillQueue:
                     return
             logits = np.empty((0, 0), np.float32)
             if first < total:
-                part = prefilling.slice = prefilling.slice or self._slice(prefilling, first, total)
-                if part.left:
-                    self._advance(prefilling, part)
+                current = prefilling.slice = prefilling.slice or self._slice(prefilling, first, total)
+                if current.left:
+                    self._advance(prefilling, current)
                     # To wait for logits, let a step be started before, unless it uses the memory of this pass.
-                    if part.left or (part.n_logits and self._beside and part.pieces > 1):
+                    if current.left or (current.n_logits and self._beside and current.pieces > 1):
                         return
                 self._batch.on_wait()
-                prefilling.slice, logits = None, part.finish(self._beside)
+                prefilling.slice, logits = None, current.finish(self._beside)
                 if request.scored:
                     self._score(prefilling, first, logits)
                     logits = logits[-1:]
-                first += len(part.tokens)
+                first += len(current.tokens)
             if first < total:
                 return
             self._report(prefilling, total)
@@ -78,18 +78,18 @@ class PrefillQueue:
         if prefilling.request.scored:
             left = min(left, MOST_LOGITS)
         if self._beside and not ops.splits:
-            return self._pace.part(left, ops.max_rows, self._share)
+            return self._pace.rows(left, ops.max_rows, self._share)
         return ops.next_rows(left, self._beside)
 
-    def _advance(self, prefilling: Prefilling, part: PrefillSlice) -> None:
+    def _advance(self, prefilling: Prefilling, current: PrefillSlice) -> None:
         """Start pieces of a slice: all of them, or as many as the running requests should wait for."""
-        rows, count, begun = len(part.tokens), part.pieces, time.perf_counter()
+        rows, count, begun = len(current.tokens), current.pieces, time.perf_counter()
         if self._beside:
             count = self._pace.pieces(rows, count, self._share)
         if not self._batch.model.ops.splits:
             self._batch.on_wait()  # the host computes them
         try:
-            started = part.advance(count)
+            started = current.advance(count)
         except BaseException:
             prefilling.cancel()  # a piece may have been started or not
             raise

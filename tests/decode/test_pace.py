@@ -120,6 +120,6 @@ def test_something_is_always_read(times: list[tuple[int, float]], prompts: int, 
     share = pace.share(prompts, groups)
     assert 1 <= pace.pieces(1024, TOTAL, share) <= TOTAL
     assert pace.has_time(1024, share)
-    assert 1 <= pace.part(100, 64, share) <= 64
+    assert 1 <= pace.rows(100, 64, share) <= 64
     pace.read(512, 1)  # nobody knows how long it takes
     assert 1 <= pace.pieces(1024, TOTAL, share) <= TOTAL
