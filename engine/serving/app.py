@@ -27,6 +27,7 @@ from engine.serving.llama_server.shapes import error_response as llama_error
 from engine.serving.llama_server.slots import slots
 from engine.serving.llama_server.template import apply_template
 from engine.serving.llama_server.tokens import detokenize, tokenize, tokenizer_info
+from engine.serving.models import Models
 from engine.serving.ollama import refused, shapes
 from engine.serving.ollama.chat import chat
 from engine.serving.ollama.generate import generate
@@ -40,7 +41,7 @@ from engine.serving.openai.shapes import error_response
 from engine.serving.responses.input_tokens import input_tokens
 from engine.serving.responses.responses import responses
 from engine.serving.responses.stored import stored
-from engine.serving.served import Models, Spec
+from engine.serving.served import Spec
 from engine.serving.state import State
 from engine.serving.streams import Disconnected
 

@@ -5,7 +5,7 @@ from html import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from engine.serving.served import Entry
+from engine.serving.models import Entry
 from engine.serving.state import State
 
 PAGE = """\

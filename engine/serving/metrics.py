@@ -8,7 +8,7 @@ from engine.serving.answer import Answer
 
 if TYPE_CHECKING:
     from engine.llm import LLM
-    from engine.serving.served import Models
+    from engine.serving.models import Models
 
 SECONDS = (
     0.001,

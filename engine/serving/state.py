@@ -8,7 +8,7 @@ from engine.serving.budget import Budget
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
 from engine.serving.metrics import Metrics
-from engine.serving.served import Models
+from engine.serving.models import Models
 
 
 @dataclass

@@ -27,7 +27,8 @@ from engine.sampling.sampler import Sampler, SamplingParams
 from engine.serving.answer import Ask
 from engine.serving.app import app
 from engine.serving.metrics import Metrics, pages_held
-from engine.serving.served import Entry, Served, Spec, Status
+from engine.serving.models import Entry, Status
+from engine.serving.served import Served, Spec
 from engine.tools.formats import select
 from tests.serving.bundled import bundled
 

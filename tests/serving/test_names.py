@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from engine.serving.app import app
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
-from engine.serving.served import Models, Spec
+from engine.serving.models import Models
+from engine.serving.served import Spec
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

@@ -29,8 +29,9 @@ import uvicorn
 from engine.serving import streams
 from engine.serving.app import app
 from engine.serving.limits import Limits
+from engine.serving.models import Models
 from engine.serving.ollama.card import human
-from engine.serving.served import Models, Spec
+from engine.serving.served import Spec
 from tests.serving.bundled import bundled
 from tests.serving.conftest import WAIT_SECONDS
 

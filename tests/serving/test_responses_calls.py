@@ -15,8 +15,9 @@ httpx = pytest.importorskip("httpx2")  # the client is built on it
 import engine  # noqa: E402
 from engine.serving.answer import Ask  # noqa: E402
 from engine.serving.app import app  # noqa: E402
+from engine.serving.models import Models  # noqa: E402
 from engine.serving.responses.sealed import opened  # noqa: E402
-from engine.serving.served import Models, Spec  # noqa: E402
+from engine.serving.served import Spec  # noqa: E402
 from engine.text.template.chat import ChatTemplate  # noqa: E402
 from engine.tools.formats.plain import plain  # noqa: E402
 from tests.serving.bundled import bundled  # noqa: E402

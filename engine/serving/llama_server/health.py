@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.serving.errors import Refusal
-from engine.serving.served import Status
+from engine.serving.models import Status
 from engine.serving.state import State
 
 STALLED_SECONDS = 60

@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine.serving.body import read_fields
 from engine.serving.llama_server.shapes import error_body
-from engine.serving.served import Entry, Models
+from engine.serving.models import Entry, Models
 from engine.serving.state import State
 from engine.serving.streams import dump, whole
 

@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse, Response
 from engine.sampling.params import SamplingParams
 from engine.serving.llama_server.shapes import model_of, parameters
 from engine.serving.llama_server.tokens import special_text
-from engine.serving.served import PATIENCE_SECONDS
+from engine.serving.models import PATIENCE_SECONDS
 from engine.serving.state import State
 from engine.version import __version__
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from engine.decode.request import Request as EngineRequest
 from engine.serving.errors import Refusal
 from engine.serving.llama_server.shapes import model_of, parameters
-from engine.serving.served import PATIENCE_SECONDS
+from engine.serving.models import PATIENCE_SECONDS
 from engine.serving.state import State
 
 

@@ -15,7 +15,7 @@ from engine.serving.aside import aside
 from engine.serving.body import read_fields
 from engine.serving.conversation import read_messages, read_values, refused, template_of
 from engine.serving.exchange import note_ignored
-from engine.serving.served import PATIENCE_SECONDS
+from engine.serving.models import PATIENCE_SECONDS
 from engine.serving.state import State
 from engine.serving.streams import dump
 from engine.serving.tool_choice import read_tool_choice

@@ -16,7 +16,7 @@ from engine.serving.budget import Claim, grow_for_tokens
 from engine.serving.exchange import note_ignored
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.llama_server.shapes import model_of
-from engine.serving.served import PATIENCE_SECONDS
+from engine.serving.models import PATIENCE_SECONDS
 from engine.serving.state import State
 from engine.serving.streams import dump
 from engine.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from engine import state
 from engine.errors import EngineError
 from engine.gguf.file import GGUF, read_gguf
 from engine.sampling.defaults import sampling_defaults
-from engine.serving.served import Entry
+from engine.serving.models import Entry
 from engine.text.template import named
 
 SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))

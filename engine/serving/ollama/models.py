@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 from engine.errors import EngineError
 from engine.gguf.file import MetadataValue, read_gguf
 from engine.serving.errors import Refusal
+from engine.serving.models import Entry
 from engine.serving.ollama.card import Card, card_of, path_of
 from engine.serving.ollama.options import DEFAULTS
 from engine.serving.ollama.shapes import read_body, written
-from engine.serving.served import Entry
 from engine.serving.state import State
 from engine.tools.formats import select
 from engine.version import __version__
