@@ -277,7 +277,9 @@ class Answers(GeneratingModel):
         if len(ids) >= self.n_ctx and max_tokens != 0:
             raise ContextError(
                 f"the prompt has {len(ids)} tokens, which fills the context of {self.n_ctx}; "
-                "shorten the prompt or choose a larger context (n_ctx=...)."
+                "shorten the prompt or choose a larger context (n_ctx=...).",
+                len(ids),
+                self.n_ctx,
             )
         ending = Ending()
         if params.logits_processors:

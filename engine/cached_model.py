@@ -357,7 +357,9 @@ class CachedModel:
         if n_prompt > self.n_ctx:
             raise ContextError(
                 f"the prompt has {about}{n_prompt} tokens and the context {self.n_ctx}; "
-                "shorten the prompt or choose a larger context (n_ctx=...)."
+                "shorten the prompt or choose a larger context (n_ctx=...).",
+                n_prompt,
+                self.n_ctx,
             )
 
     def check_least(self, n_prompt: int) -> None:

@@ -92,7 +92,19 @@ class TemplateError(EngineError):
 
 
 class ContextError(EngineError):
-    """A prompt that does not fit the context, or a cache that cannot be rewound that far."""
+    """A prompt that does not fit the context, or a cache that cannot be rewound that far.
+
+    Attributes
+    ----------
+    n_prompt, n_ctx : int or None
+        If a prompt does not fit: its tokens, or at least so many if it is too long to be tokenized, and the size of the
+        context. Otherwise None.
+    """
+
+    def __init__(self, message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> None:
+        super().__init__(message)
+        self.n_prompt = n_prompt
+        self.n_ctx = n_ctx
 
 
 class UsageError(EngineError):

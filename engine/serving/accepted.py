@@ -189,6 +189,7 @@ COMPLETION = _table(
     (
         *(*COMMON, *FORM, *PENALTIES, *RARE, "prompt", "parse_special", "n_predict", "max_tokens", "n_probs"),
         *("seed", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "logit_bias", "stop", "return_tokens"),
+        "return_progress",
     )
 )
 

@@ -44,6 +44,9 @@ class Refusal(Exception):
         A word for programs, such as ``context_length_exceeded``.
     retry_after : int or None
         Seconds after which the request may succeed.
+    more : mapping of str to int
+        Numbers that belong to the error, in llama-server's words: of a prompt that is too long, ``n_prompt_tokens`` and
+        ``n_ctx``.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Refusal(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        more: Mapping[str, int] | None = None,
     ) -> None:
         # A name that the client gave may hold half a character, which UTF-8 cannot express.
         message, param = _written(message), None if param is None else _written(param)
@@ -63,6 +67,7 @@ class Refusal(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.more = dict(more or {})
 
     def headers(self) -> Mapping[str, str]:
         """The headers of the answer."""
@@ -88,7 +93,10 @@ def refusal_of(error: Exception, fields: Mapping[str, object] | None = None) -> 
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ContextError):
-        return Refusal(str(error), code="context_length_exceeded")
+        more = {}
+        if error.n_prompt is not None and error.n_ctx is not None:
+            more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+        return Refusal(str(error), code="context_length_exceeded", more=more)
     if isinstance(error, DeviceError):
         return Refusal(str(error), 503, retry_after=60)
     if isinstance(error, NotFinite):

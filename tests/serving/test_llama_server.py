@@ -69,7 +69,8 @@ def failed(answer: Any, status: int, kind: str) -> str:
     """The message of an error, whose shape is checked."""
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert set(error) == {"code", "message", "type"}
+    sizes = {"n_prompt_tokens", "n_ctx"} if kind == "exceed_context_size_error" else set()
+    assert set(error) == {"code", "message", "type"} | sizes
     assert (error["code"], error["type"]) == (status, kind)
     return str(error["message"])
 
@@ -295,6 +296,38 @@ def test_how_completions_end(client: TestClient, more: dict[str, Any], kind: str
 def test_completion_without_room(client: TestClient) -> None:
     answer = client.post("/completion", json={"prompt": [1] * 600})
     assert "context" in failed(answer, 400, "exceed_context_size_error")
+    error = answer.json()["error"]
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (600, 512)
+    # A text of which only a part has been tokenized has at least so many.
+    error = client.post("/completion", json={"prompt": "word " * 100_000}).json()["error"]
+    assert error["n_prompt_tokens"] > error["n_ctx"] == 512 and error["type"] == "exceed_context_size_error"
+
+
+def test_progress_of_a_prompt(client: TestClient) -> None:
+    """Objects as llama-server's before the first token, also when the cache has a part; then the answer as without them."""
+    body = {"prompt": [7, *range(300, 700)], "n_predict": 4, "temperature": 0}
+
+    def streamed(**more: Any) -> list[dict[str, Any]]:
+        lines = client.post("/completion", json=body | {"stream": True} | more).text.split("\n\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line]
+
+    for cached in (False, True):
+        chunks = streamed(return_progress=True)
+        told = [chunk.pop("prompt_progress") for chunk in chunks if "prompt_progress" in chunk]
+        before, answer = chunks[: len(told)], chunks[len(told) :]
+        assert all(chunk["content"] == "" and chunk["tokens"] == [] and not chunk["stop"] for chunk in before)
+        assert all(set(each) == {"total", "cache", "processed", "time_ms"} and each["total"] == 401 for each in told)
+        (cache,) = {each["cache"] for each in told}
+        assert (cache > 0) == cached and cache == answer[-1]["timings"]["cache_n"]
+        assert told[0]["processed"] == cache and told[0]["time_ms"] == 0 and told[-1]["processed"] == 401
+        assert len(told) > (1 if cached else 3)  # passes of 128 tokens
+        for name in ("processed", "time_ms"):
+            assert [each[name] for each in told] == sorted(each[name] for each in told)
+        plain = streamed()
+        assert "".join(chunk["content"] for chunk in answer) == "".join(chunk["content"] for chunk in plain)
+    assert not any("prompt_progress" in chunk for chunk in plain)
+    whole = client.post("/completion", json=body | {"return_progress": True}).json()
+    assert whole["content"] == "".join(chunk["content"] for chunk in plain) and "prompt_progress" not in whole
 
 
 # --- counts --------------------------------------------------------------------------------------------------------

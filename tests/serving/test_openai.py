@@ -252,6 +252,8 @@ def test_a_prompt_that_is_too_long_is_refused(client: Any, length: int, max_toke
     with pytest.raises(openai.BadRequestError, match="context") as refused:
         complete(client, [[5] * 3, [5] * length], **({} if max_tokens is None else {"max_tokens": max_tokens}))
     assert refused.value.code == "context_length_exceeded"
+    assert isinstance(refused.value.body, dict)
+    assert (refused.value.body["n_prompt_tokens"], refused.value.body["n_ctx"]) == (length, 512)
 
 
 def test_a_prompt_that_fills_the_context_is_scored(client: Any) -> None:

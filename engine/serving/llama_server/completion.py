@@ -18,6 +18,7 @@ from engine.serving.errors import Refusal
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.limits import Limits
+from engine.serving.llama_server.progress import Progress
 from engine.serving.llama_server.shapes import error_body, parameters
 from engine.serving.llama_server.tokens import MOST_IDS
 from engine.serving.openai.shapes import logprob_of, timings_of
@@ -46,9 +47,12 @@ async def completion(request: Request) -> Response:
 
 async def _read(fields: Fields, served: Served) -> Plan:
     ask = await read_ask(fields, served.llm, served.limits)
+    progress = None
+    if fields.flag("return_progress", False) and fields.flag("stream", False):
+        progress = ask.options["on_prefill"] = Progress()
     tokens = fields.flag("return_tokens", False)
     whole = partial(_whole, served=served, ask=ask, with_tokens=tokens)
-    return Plan([ask], whole, partial(_chunks, served=served, ask=ask))
+    return Plan([ask], whole, partial(_chunks, served=served, ask=ask, progress=progress))
 
 
 async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
@@ -117,16 +121,23 @@ async def _whole(answers: list[Answer], served: Served, ask: Ask, with_tokens: b
     return body | _probabilities([token for delta in deltas for token in delta.logprobs], served, ask)
 
 
-async def _chunks(answers: list[Answer], served: Served, ask: Ask) -> AsyncIterator[str]:
+async def _chunks(answers: list[Answer], served: Served, ask: Ask, progress: Progress | None) -> AsyncIterator[str]:
     lines = False
+    if progress is not None:
+        async for told in progress.until(answers[0]):
+            yield sse(_chunk(answers[0], "", []) | {"prompt_progress": told})
     async for answer, delta in merged(answers):
         if not delta.ids and not _text(delta):
             continue
         lines = lines or "\n" in _text(delta)
-        chunk: dict[str, Any] = {"index": 0, "content": _text(delta), "tokens": delta.ids, "stop": False}
-        chunk |= {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
-        yield sse(chunk | _probabilities(delta.logprobs, served, ask))
+        yield sse(_chunk(answer, _text(delta), delta.ids) | _probabilities(delta.logprobs, served, ask))
     yield sse({"index": 0, "content": "", "tokens": []} | _end(answers[0], served, ask, lines))
+
+
+def _chunk(answer: Answer, text: str, ids: list[int]) -> dict[str, Any]:
+    """What an object of a stream says besides what it may have of its own."""
+    chunk: dict[str, Any] = {"index": 0, "content": text, "tokens": ids, "stop": False}
+    return chunk | {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
 
 
 def _end(answer: Answer, served: Served, ask: Ask, lines: bool) -> dict[str, Any]:

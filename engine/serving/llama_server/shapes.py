@@ -18,7 +18,7 @@ def error_body(refusal: Refusal) -> Mapping[str, Any]:
     kind = KINDS.get(refusal.status, refusal.kind)
     if refusal.code == "context_length_exceeded":
         kind = "exceed_context_size_error"
-    return {"error": {"code": refusal.status, "message": refusal.message, "type": kind}}
+    return {"error": {"code": refusal.status, "message": refusal.message, "type": kind, **refusal.more}}
 
 
 def error_response(refusal: Refusal) -> Response:

@@ -23,7 +23,7 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
         # litellm looks for these words, and then tries a model with a longer context.
         message = f"prompt is too long: {message}"
     fields = {"message": message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
-    return {"error": fields}
+    return {"error": fields | refusal.more}
 
 
 def error_response(refusal: Refusal) -> Response:
