@@ -124,6 +124,21 @@ def test_what_keeps_memory_does_not_know_of_drafting() -> None:
     assert not [name for name in seen if name.startswith(("engine.speculative", "engine.decode"))]
 
 
+def calls(name: str, *methods: str) -> list[int]:
+    """The lines of a module in which one of these methods is called."""
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [method.lineno for method in called if isinstance(method, ast.Attribute) and method.attr in methods]
+
+
+def test_models_multiply_by_a_matrix_in_one_file() -> None:
+    """What is added to all linear layers, such as an adapter, is added there."""
+    rooms = [name for name in MODULES if name.startswith("engine.models.")]
+    users = {name: calls(name, "matmul", "matmul_add") for name in rooms}
+    assert {name for name, lines in users.items() if lines} == {"engine.models.linear"}
+    assert len(users["engine.models.linear"]) == 2
+
+
 def test_a_room_is_described_by_one_sentence() -> None:
     rooms = [path for path in MODULES.values() if path.name == "__init__.py" and path.parent.name != "engine"]
     assert len(rooms) >= 12

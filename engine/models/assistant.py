@@ -50,10 +50,10 @@ class Assistant(Gemma4Loader):
         c = config
         self._target = target
         self._memories = [self._memory_of(il) for il in range(c.n_layer)]
-        self.token_embd = self.matrix("token_embd.weight", c.n_vocab, c.n_embd)
+        self.output = self.product("token_embd.weight", c.n_vocab, c.n_embd)
         self.output_norm = self.vector("output_norm.weight", c.n_embd)
-        self.pre_projection = self.matrix("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
-        self.post_projection = self.matrix("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
+        self.pre_projection = self.product("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
+        self.post_projection = self.product("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
         self.layers = [self.load_layer(il) for il in range(c.n_layer)]
         self.ignore(*IGNORED)
         self.check_complete()
@@ -97,18 +97,18 @@ class Assistant(Gemma4Loader):
         the trunk's h, which overwrites it later."""
         ops, c, target = self.ops, self.config, self._target
         e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
-        (x,) = ops.matmul(ops.beside(e, self.hidden, batch), self.pre_projection)
+        x = self.pre_projection.apply(ops, ops.beside(e, self.hidden, batch))
         # All drafts of a step have the position of the last sampled token and see the positions before it.
         places, last = (self.anchor[i : i + 1].reshape(STEP_ROWS)[: batch.rows] for i in range(2))
         here = replace(batch, positions=places)
         for il, layer in enumerate(self.layers):
             memory = target.cache.layers[self._memories[il]]
             window = memory.window - 1 if layer.window else 0
-            (q,) = products(ops, ops.rms_norm(x, layer.attn_norm, c.norm_eps), [layer.attn_q])
+            q = layer.attn_q.apply(ops, ops.rms_norm(x, layer.attn_norm, c.norm_eps))
             o = ops.attend_past(layer.heads, q, memory, here, last, layer.table, window)
             x = self.finish(layer, x, o, None)
         y = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
-        logits, hidden = ops.matmul(y, self.token_embd, self.post_projection)
+        logits, hidden = products(ops, y, [self.output, self.post_projection])
         ops.keep_rows(self.hidden, hidden, batch)
         return logits
 

@@ -15,6 +15,7 @@ from engine.cache.spec import StoredRows, of_sequence
 from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
+from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring
 from engine.ops.executor import SplitPass
@@ -56,7 +57,8 @@ class Model(Loader):
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")
-        self.output = self.token_embd if tied else self.matrix("output.weight", config.n_vocab, config.n_embd)
+        shape = config.n_vocab, config.n_embd
+        self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         self.load_rest()
         # The layer that drafts is left out if its tensors are not what they should be.
@@ -210,7 +212,7 @@ class Model(Loader):
 
     def _head(self, x: Value) -> Array:
         """Logits of normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
-        (logits,) = self.ops.matmul(x, self.output)
+        logits = self.output.apply(self.ops, x)
         if self.config.logit_scale != 1.0:
             logits = self.ops.scale(logits, self.config.logit_scale)
         return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits

@@ -19,7 +19,7 @@ import numpy as np
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.cache.compressed import CompressedCache
 from engine.models.compressed_config import CompressedConfig
-from engine.models.linear import Linear
+from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.models.mixer import Mixer
 from engine.ops.compressor import Compressor
@@ -28,10 +28,10 @@ from engine.ops.operations import Ops
 
 @dataclass
 class RowWeights:
-    """What makes compressed rows: the matrices of values and of scores, [overlap * d, n_embd], and their law."""
+    """What makes compressed rows: the layers of values and of scores, [overlap * d, n_embd], and their law."""
 
-    values: Matrix
-    scores: Matrix
+    values: Linear
+    scores: Linear
     law: Compressor[Array]
 
 
@@ -39,8 +39,8 @@ class RowWeights:
 class Indexer:
     """What chooses compressed rows: queries [n_head * d, n_q], weights of heads [n_head, n_embd], and what makes the keys."""
 
-    queries: Matrix
-    proj: Matrix
+    queries: Linear
+    proj: Linear
     keys: RowWeights
 
 
@@ -49,10 +49,10 @@ class Compressed(Mixer):
     """Weights of the mixer.  ones: float32 [d]; table: the rotation angles."""
 
     config: CompressedConfig
-    q_a: Matrix
+    q_a: Linear
     q_a_norm: Array
-    q_b: Matrix
-    kv: Matrix
+    q_b: Linear
+    kv: Linear
     kv_norm: Array
     ones: Array
     sinks: Array
@@ -67,11 +67,11 @@ class Compressed(Mixer):
         Their latents, and the rows of blocks that they complete, are stored in ``memory``."""
         c = self.config
         made = [rows for rows in (self.rows, None if self.indexer is None else self.indexer.keys) if rows is not None]
-        weights = [matrix for rows in made for matrix in (rows.values, rows.scores)]
+        layers = [layer for rows in made for layer in (rows.values, rows.scores)]
         proj = [self.indexer.proj] if self.indexer is not None else []
-        q, kv, *rest = ops.matmul(n, self.q_a, self.kv, *weights, *proj)
+        q, kv, *rest = products(ops, n, [self.q_a, self.kv, *layers, *proj])
         qr = ops.rms_norm(q, self.q_a_norm, self.eps)
-        q, *others = ops.matmul(qr, self.q_b, *([self.indexer.queries] if self.indexer is not None else []))
+        q, *others = products(ops, qr, [self.q_b, *([self.indexer.queries] if self.indexer is not None else [])])
         q = ops.rotate_tail(q, c.n_head, batch, self.table, self.ones, self.eps)
         self._keep(ops, kv, memory, batch)
         chosen = None
@@ -95,8 +95,7 @@ class Compressed(Mixer):
     def remember(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> None:
         """Store the latents of the normalized rows n [rows, n_embd] in ``memory``; there are no compressed rows."""
         assert self.rows is None
-        (kv,) = ops.matmul(n, self.kv)
-        self._keep(ops, kv, memory, batch)
+        self._keep(ops, self.kv.apply(ops, n), memory, batch)
 
     def _keep(self, ops: Ops, kv: Array, memory: CompressedCache[Array], batch: Batch[Array]) -> None:
         x = ops.rotate_tail(kv, 1, batch, self.table, self.kv_norm, self.eps)
@@ -115,17 +114,17 @@ def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compr
     if c.indexer is not None:
         own = c.indexer
         indexer = Indexer(
-            loader.matrix(blk + "indexer.attn_q_b.weight", own.n_head * own.d, c.n_q),
-            loader.matrix(blk + "indexer.proj.weight", own.n_head, n_embd),
+            loader.product(blk + "indexer.attn_q_b.weight", own.n_head * own.d, c.n_q),
+            loader.product(blk + "indexer.proj.weight", own.n_head, n_embd),
             _load_rows(loader, blk + "indexer_compressor", c, own.d),
         )
     return Compressed(
-        Linear(loader.matrix(blk + "attn_output_b.weight", n_embd, c.n_group * c.n_out)),
+        loader.product(blk + "attn_output_b.weight", n_embd, c.n_group * c.n_out),
         c,
-        loader.matrix(blk + "attn_q_a.weight", c.n_q, n_embd),
+        loader.product(blk + "attn_q_a.weight", c.n_q, n_embd),
         loader.vector(blk + "attn_q_a_norm.weight", c.n_q),
-        loader.matrix(blk + "attn_q_b.weight", c.n_head * c.d, c.n_q),
-        loader.matrix(blk + "attn_kv.weight", c.d, n_embd),
+        loader.product(blk + "attn_q_b.weight", c.n_head * c.d, c.n_q),
+        loader.product(blk + "attn_kv.weight", c.d, n_embd),
         loader.vector(blk + "attn_kv_a_norm.weight", c.d),
         ops.upload(np.ones(c.d, np.float32)),
         loader.vector(blk + "attn_sinks.weight", c.n_head),
@@ -140,8 +139,8 @@ def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compr
 def _load_rows(loader: Loader, name: str, c: CompressedConfig, d: int) -> RowWeights:
     width, n_embd = c.overlap * d, loader.config.n_embd
     return RowWeights(
-        loader.matrix(f"{name}_kv.weight", width, n_embd),
-        loader.matrix(f"{name}_gate.weight", width, n_embd),
+        loader.product(f"{name}_kv.weight", width, n_embd),
+        loader.product(f"{name}_gate.weight", width, n_embd),
         Compressor(
             c.ratio,
             c.overlap,

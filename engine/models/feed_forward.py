@@ -31,8 +31,7 @@ class FeedForward(Network):
     def hidden(self, ops: Ops, x: Value) -> Value:
         """The activations for rows x [rows, n_embd], before the layer ``down``: float32 [rows, n_ff]."""
         if self.gate is None:
-            (up,) = products(ops, x, [self.up])
-            return ops.activate(self.activation, None, up)
+            return ops.activate(self.activation, None, self.up.apply(ops, x))
         gate, up = products(ops, x, [self.gate, self.up])
         return ops.activate(self.activation, gate, up)
 

@@ -4,18 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.arrays import Array, Matrix
+from engine.arrays import Array
 from engine.models.config import StreamsConfig
+from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.ops.operations import Ops
 
 
 @dataclass
 class HyperConnection:
-    """fn: the matrix of 24 products, or 4 before the output, [24, 4 n_embd]; scale, base: float32 [3], [24], or [1], [4];
+    """fn: the layer of 24 products, or 4 before the output, [24, 4 n_embd]; scale, base: float32 [3], [24], or [1], [4];
     ones: float32 [4 n_embd]."""
 
-    fn: Matrix
+    fn: Linear
     scale: Array
     base: Array
     ones: Array
@@ -24,7 +25,7 @@ class HyperConnection:
 
     def weights(self, ops: Ops, x: Array) -> Array:
         """The weights for the streams x [rows, 4 n_embd]: float32 [rows, 24], or [rows, 4] before the output."""
-        (m,) = ops.matmul(ops.rms_norm(x, self.ones, self.norm_eps), self.fn)
+        m = self.fn.apply(ops, ops.rms_norm(x, self.ones, self.norm_eps))
         return ops.stream_weights(m, self.scale, self.base, self.config.epsilon, self.config.rounds)
 
 
@@ -35,7 +36,7 @@ def load_hyper_connection(loader: Loader, name: str, last: bool = False) -> Hype
     n = c.streams.count
     rows = n if last else n * (n + 2)
     return HyperConnection(
-        loader.matrix(f"{name}_fn.weight", rows, n * c.n_embd),
+        loader.product(f"{name}_fn.weight", rows, n * c.n_embd),
         loader.vector(f"{name}_scale.weight", 1 if last else 3),
         loader.vector(f"{name}_base.weight", rows),
         loader.ops.upload(np.ones(n * c.n_embd, np.float32)),

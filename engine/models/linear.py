@@ -1,4 +1,9 @@
-"""A linear layer: a matrix, and what files have beside it."""
+"""A linear layer: a matrix, and what files have beside it.
+
+All products of a forward pass by one matrix are computed here, so this is the place of what is added to every layer, such as
+low-rank adapters or parts of a matrix on several devices.  Stacked matrices, those of experts and of heads, are multiplied by
+operations of their own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

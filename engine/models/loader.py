@@ -85,6 +85,10 @@ class Loader:
             self.scalar(name + ".scale"),
         )
 
+    def product(self, name: str, rows: int, columns: int) -> Linear:
+        """The matrix ``name`` [rows, columns] as a layer that is only a matrix: a bias or a scale would be left over."""
+        return Linear(self.matrix(name, rows, columns))
+
     def linears(
         self, blk: str, names: tuple[str, ...], fused: str, rows: tuple[int, ...], columns: int
     ) -> list[Linear]:

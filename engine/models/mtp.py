@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Matrix
+from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, Tensor
 from engine.models.base import Model
@@ -43,15 +43,13 @@ class MTP:
         self._model = model
         self._layer = load_layer(loader, c.n_layer)
         nextn = own + "nextn."
-        self.eh_proj = loader.matrix(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
+        self.eh_proj = loader.product(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
         self.enorm = loader.vector(nextn + "enorm.weight", c.n_embd)
         self.hnorm = loader.vector(nextn + "hnorm.weight", c.n_embd)
 
-        def matrix(name: str, lent: Matrix) -> Matrix:
-            return loader.matrix(nextn + name, c.n_vocab, c.n_embd) if loader.has(nextn + name) else lent
-
-        self.embed_tokens = matrix("embed_tokens.weight", model.token_embd)
-        self.output = matrix("shared_head_head.weight", model.output)
+        shape, embedding, head = (c.n_vocab, c.n_embd), nextn + "embed_tokens.weight", nextn + "shared_head_head.weight"
+        self.embed_tokens = loader.matrix(embedding, *shape) if loader.has(embedding) else model.token_embd
+        self.output = loader.product(head, *shape) if loader.has(head) else model.output
         norm = loader.optional(nextn + "shared_head_norm.weight", c.n_embd)
         self.output_norm = model.output_norm if norm is None else norm
         self._n_bytes = bytes_of_draft(model, loader, own)
@@ -79,8 +77,7 @@ class MTP:
         """The inputs x of the tokens, from the outputs h of the preceding positions: float32 [rows, n_embd]."""
         ops, c = self._model.ops, self._model.config
         e = ops.embed(self.embed_tokens, batch.tokens, c.embedding_scale)
-        (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
-        return x
+        return self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps))
 
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs ``hidden`` [rows, n_embd] of the trunk for the tokens of a pass, and this layer's keys and values
@@ -96,8 +93,7 @@ class MTP:
         x = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
         hidden = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
         ops.keep_rows(self.hidden, hidden, batch)
-        (logits,) = ops.matmul(hidden, self.output)
-        return logits
+        return self.output.apply(ops, hidden)
 
     def forward(self, token: int, position: int, sequence: Sequence | None = None) -> np.ndarray:
         """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""

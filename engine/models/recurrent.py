@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Matrix, Value
+from engine.arrays import Array, Batch, Value
 from engine.errors import ModelError
 from engine.models.delta_net_config import DeltaNetConfig
-from engine.models.linear import Linear
+from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.models.mixer import Mixer
 from engine.models.weights import stacked
@@ -27,14 +27,13 @@ class Recurrent(Mixer):
 
     attn_qkv: Linear
     attn_gate: Linear
-    ssm_alpha_beta: tuple[Matrix, ...]
+    ssm_alpha_beta: list[Linear]
     net: DeltaNet[Array]
 
     def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
         """The gated result of the delta rule for the normalized rows a [rows, n_embd], before the output layer: float32
         [rows, n_v * state_size].  Their states are stored in ``memory``."""
-        u, z, *gates = ops.matmul(a, self.attn_qkv.matrix, self.attn_gate.matrix, *self.ssm_alpha_beta)
-        u, z = self.attn_qkv.finish(ops, u), self.attn_gate.finish(ops, z)
+        u, z, *gates = products(ops, a, [self.attn_qkv, self.attn_gate, *self.ssm_alpha_beta])
         o = ops.delta_net(self.net, u, gates, memory, batch)
         return ops.gated_norm(o, self.net.norm, z, self.net.eps)
 
@@ -62,15 +61,15 @@ def load_recurrent(loader: Loader, blk: str, config: DeltaNetConfig) -> Recurren
     )
 
 
-def _alpha_beta(loader: Loader, blk: str, net: DeltaNetConfig) -> tuple[Matrix, ...]:
+def _alpha_beta(loader: Loader, blk: str, net: DeltaNetConfig) -> list[Linear]:
     n_v, n_embd = net.n_v, loader.config.n_embd
     if loader.has(blk + "ssm_ba.weight"):
         # For each key head, the rows of beta of its value heads, then those of alpha (Qwen3-Next).
         both = loader.weight(blk + "ssm_ba.weight", 2 * n_v, n_embd)
         rows = np.arange(2 * n_v).reshape(net.n_k, 2, n_v // net.n_k)
         order = np.concatenate([rows[:, 1].ravel(), rows[:, 0].ravel()])
-        return (loader.ops.weight(both.reordered(order)),)
+        return [Linear(loader.ops.weight(both.reordered(order)))]
     weights: list[Weight] = [loader.weight(f"{blk}ssm_{name}.weight", n_v, n_embd) for name in ("alpha", "beta")]
     if weights[0].format == weights[1].format:
         weights = [stacked(f"{blk}ssm_alpha and ssm_beta", *weights)]
-    return tuple(loader.ops.weight(weight) for weight in weights)
+    return [Linear(loader.ops.weight(weight)) for weight in weights]

@@ -25,6 +25,7 @@ from engine.gguf.file import GGUF
 from engine.models.base import Model
 from engine.models.families.deepseek4 import load_layer
 from engine.models.hyper import load_hyper_connection
+from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.mtp import LENT, MTP, bytes_of_draft, layer_loader
 from engine.models.needs import hidden_ring
@@ -47,14 +48,14 @@ class StreamsMTP(MTP):
             joined = _beside(loader, own + "e_proj.weight", own + "h_proj.weight")
         else:
             joined = loader.weight(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
-        self.eh_proj = model.ops.weight(joined)
+        self.eh_proj = Linear(model.ops.weight(joined))
         self.enorm, self.hnorm = (loader.vector(f"{nextn}{name}.weight", c.n_embd) for name in ("enorm", "hnorm"))
         self._layer = load_layer(loader, own, c.mtp)  # type: ignore[assignment]
         self._streams = load_hyper_connection(loader, head, last=True)
         self.embed_tokens, self.output = model.token_embd, model.output
         own_head = own + "nextn.shared_head_head.weight"
         if loader.has(own_head):
-            self.output = loader.matrix(own_head, c.n_vocab, c.n_embd)
+            self.output = loader.product(own_head, c.n_vocab, c.n_embd)
         norms = [name for name in (norm, "output_norm.weight") if loader.has(name)]
         self.output_norm = loader.vector(norms[0], c.n_embd) if norms else model.output_norm
         loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
@@ -70,7 +71,7 @@ class StreamsMTP(MTP):
         """The streams X of the tokens, from those of the preceding positions: float32 [rows, 4 n_embd]."""
         ops, c = self._model.ops, self._model.config
         e = ops.embed(self.embed_tokens, batch.tokens)
-        (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
+        x = self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps))
         return x.reshape(batch.rows, x.size // batch.rows)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array:
@@ -80,8 +81,7 @@ class StreamsMTP(MTP):
         y = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
         ops.keep_rows(self.hidden, y, batch)
         u = ops.collapse(y, self._streams.weights(ops, y))
-        (logits,) = ops.matmul(ops.rms_norm(u, self.output_norm, c.norm_eps), self.output)
-        return logits
+        return self.output.apply(ops, ops.rms_norm(u, self.output_norm, c.norm_eps))
 
 
 def _beside(loader: Loader, *names: str) -> Weight:

@@ -52,8 +52,8 @@ class AddedExperts:
 class PerLayer:
     """The weights that apply a layer's own embedding of the token."""
 
-    inp_gate: Matrix
-    proj: Matrix
+    inp_gate: Linear
+    proj: Linear
     post_norm: Array
 
 
@@ -117,8 +117,8 @@ class Gemma4Loader(Loader):
             layer.mixture = self._mixture(blk, experts)
         if c.n_per_layer:
             layer.per_layer = PerLayer(
-                self.matrix(blk + "inp_gate.weight", c.n_per_layer, c.n_embd),
-                self.matrix(blk + "proj.weight", c.n_embd, c.n_per_layer),
+                self.product(blk + "inp_gate.weight", c.n_per_layer, c.n_embd),
+                self.product(blk + "proj.weight", c.n_embd, c.n_per_layer),
                 self.vector(blk + "post_norm.weight", c.n_embd),
             )
         return layer
@@ -165,10 +165,10 @@ class Gemma4Loader(Loader):
         tokens, float32 [rows, n_per_layer], or None.  Returns the new residual stream.
         """
         ops, eps = self.ops, self.config.norm_eps
-        (o,) = products(ops, o, [layer.attn_output])
+        o = layer.attn_output.apply(ops, o)
         y = ops.rms_norm_add(x, o, layer.post_attention_norm, eps)
         hidden = layer.ffn.hidden(ops, ops.rms_norm(y, layer.ffn_norm, eps))
-        (f,) = products(ops, hidden, [layer.ffn.down])
+        f = layer.ffn.down.apply(ops, hidden)
         m = layer.mixture
         if m is not None:
             f = ops.plain(ops.rms_norm(f, m.post_ffw_norm_1, eps))
@@ -179,9 +179,9 @@ class Gemma4Loader(Loader):
         if p is None:
             return ops.rms_norm_add(y, f, layer.post_ffw_norm, eps, layer.scale)
         h = ops.rms_norm_add(y, f, layer.post_ffw_norm, eps)
-        (gate,) = ops.matmul(h, p.inp_gate)
+        gate = p.inp_gate.apply(ops, h)
         assert per_layer is not None
-        (own,) = ops.matmul(ops.activate(GEGLU, gate, per_layer), p.proj)
+        own = p.proj.apply(ops, ops.activate(GEGLU, gate, per_layer))
         return ops.rms_norm_add(h, own, p.post_norm, eps, layer.scale)
 
 
@@ -197,7 +197,7 @@ class Gemma4(Gemma4Loader, Model):
             width = c.n_layer * c.n_per_layer
             table = self.weight("per_layer_token_embd.weight", c.n_vocab, width)
             self.per_layer_token_embd = self.ops.weight(table, host=True)
-            self.per_layer_model_proj = self.matrix("per_layer_model_proj.weight", width, c.n_embd)
+            self.per_layer_model_proj = self.product("per_layer_model_proj.weight", width, c.n_embd)
             self.per_layer_proj_norm = self.vector("per_layer_proj_norm.weight", c.n_per_layer)
 
     def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
@@ -206,7 +206,7 @@ class Gemma4(Gemma4Loader, Model):
         if not c.n_per_layer:
             return batch
         e = ops.embed(self.per_layer_token_embd, batch.tokens, float(np.sqrt(np.float32(c.n_per_layer))))
-        (m,) = ops.matmul(x, self.per_layer_model_proj)
+        m = self.per_layer_model_proj.apply(ops, x)
         scale = float(np.float32(1.0 / np.sqrt(c.n_embd)))
         return replace(batch, per_layer=ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps))
 
@@ -216,7 +216,7 @@ class Gemma4(Gemma4Loader, Model):
         memory, table = self.memory(il), layer.table
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
-            (q,) = products(ops, a, [layer.attn_q])
+            q = layer.attn_q.apply(ops, a)
             o = ops.attend_past(layer.heads, q, memory, batch, batch.positions, table, memory.window)
         else:
             given = [layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else [])]
