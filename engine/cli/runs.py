@@ -39,7 +39,7 @@ def rewind(
         llm.reset()
         read_prompt(llm, tokens(depth))
         if llm.snapshot_bytes and depth:
-            return llm.model.save(0, llm.sequence)
+            return llm.model.save(llm.sequence)
     return snapshot
 
 

@@ -96,7 +96,7 @@ class Sweep:
         llm.reset()
         for i, depth in enumerate(self.depths):
             read_prompt(llm, text[llm.sequence.length : depth])
-            kept = llm.model.save(0, llm.sequence) if llm.snapshot_bytes and depth else None
+            kept = llm.model.save(llm.sequence) if llm.snapshot_bytes and depth else None
             if self.n_gen:
                 yield from self._answers(llm, text, depth, self.n_gen if i == 0 else min(self.n_gen, WARM), kept)
             n_prompt = min([self.n_prompt, *(following - depth for following in self.depths[i + 1 : i + 2])])

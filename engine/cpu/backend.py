@@ -237,9 +237,9 @@ class Backend(
 
     def warm_up(self, model: AnyModel[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
-        model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+        model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1, model.sequence)
         if model.drafter is not None:
-            model.drafter.forward(0, 1)
+            model.drafter.forward(0, 1, model.sequence)
 
     def expect_drafts(self) -> None:
         """Use other kernels for passes of two to four rows from now on: they take time to compile, and few other passes have

@@ -109,7 +109,7 @@ class Slot:
     def save(self, length: int) -> None:
         """Take a snapshot after the first ``length`` tokens, a whole number of pages."""
         key = keys_of(self.sequence.tokens[:length], self.sequence.begin)[-1]
-        self._states.add(key, self._model.save(length, self.sequence))
+        self._states.add(key, self._model.save(self.sequence, length))
 
     def _why(self, tokens: np.ndarray, common: int, kept: int, after: Sequence[int]) -> str:
         """Why tokens are read again, as a sentence; after: the token that followed the common prefix, if there was one."""

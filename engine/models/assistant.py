@@ -116,11 +116,10 @@ class Assistant(Gemma4Loader):
         """Set the position of the last sampled token that the next drafts follow, at least 1."""
         self.ops.store(self.anchor, 0, np.repeat(np.array([[position], [position - 1]], np.int32), STEP_ROWS, 1))
 
-    def forward(self, token: int, position: int, sequence: Sequence | None = None) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""
+    def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence."""
         self.reserve(position + 1)
-        slot = sequence.slot if sequence is not None else 0
-        tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, slot))
+        tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)
         logits = self.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None

@@ -71,6 +71,7 @@ class Model(Loader):
         self._n_angles = 0
         #: What the cache holds.
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
+        #: The sequence in slot 0.
         self.sequence = self.sequences[0]
         #: The number of chunks that recurrent layers keep; 0 without such layers.
         self.slots = max((spec.slots for spec in specs), default=0)
@@ -85,16 +86,13 @@ class Model(Loader):
 
     # --- the forward pass --------------------------------------------------------------------------------------
 
-    def forward(
-        self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence | None = None
-    ) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> np.ndarray:
         """Store ``tokens`` int32 [rows] at ``positions`` int32 [rows] (consecutive, from ``sequence.length``) and
         return the logits of the last ``n_logits`` rows: float32 [n_logits, n_vocab].
 
         One row is a decode step; more are a verify batch or a prompt.  The bits of a row do not depend on their number.
-        sequence: None: the one in slot 0.  Raises ContextError if the positions do not fit into the context.
+        Raises ContextError if the positions do not fit into the context.
         """
-        sequence = sequence or self.sequence
         passing = self.split(tokens, positions, n_logits, sequence)
         passing.advance(passing.pieces)
         logits = passing.logits(wait=True)
@@ -137,21 +135,19 @@ class Model(Loader):
         """The memory that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``."""
         return self.cache.layers[self.config.memory(il)]
 
-    def prepare(self, first: int, count: int, sequence: Sequence | None = None) -> None:
-        """Claim positions [first, first + count) of a sequence and compute their rotation angles.  None: the one in slot
-        0."""
-        (sequence or self.sequence).claim(first, count)
+    def prepare(self, first: int, count: int, sequence: Sequence) -> None:
+        """Claim positions [first, first + count) of a sequence and compute their rotation angles."""
+        sequence.claim(first, count)
         self.cache.publish()
         if first + count > self._n_angles:
             end = min(self.cache.n_ctx, -(-(first + count) // CHUNK) * CHUNK)
             self.reserve(end)
             self._n_angles = end
 
-    def save(self, length: int = 0, sequence: Sequence | None = None) -> Snapshot:
+    def save(self, sequence: Sequence, length: int = 0) -> Snapshot:
         """A snapshot of what layers keep in rings, after the first ``length`` tokens of a sequence, by default all (at
         least one): states of recurrent layers, latents and blocks of layers with compressed rows, outputs for the layer that
-        drafts.  The rings must still hold it.  sequence: None: the one in slot 0."""
-        sequence = sequence or self.sequence
+        drafts.  The rings must still hold it."""
         length, arrays = length or sequence.length, []
         for rows in self.remembered(length, sequence):
             # Whole, although a ring may divide it: a model with rings of another length can restore it.
@@ -159,10 +155,9 @@ class Model(Loader):
                 arrays.append(np.concatenate(runs))
         return Snapshot(length, arrays)
 
-    def restore(self, snapshot: Snapshot, sequence: Sequence | None = None) -> None:
+    def restore(self, snapshot: Snapshot, sequence: Sequence) -> None:
         """Continue a sequence after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the
-        cache; they are its first ones.  sequence: None: the one in slot 0."""
-        sequence = sequence or self.sequence
+        cache; they are its first ones."""
         if sequence.length != snapshot.length:
             sequence.resume(snapshot.length)
         self.cache.publish()
@@ -175,9 +170,8 @@ class Model(Loader):
                     self.ops.store(rows.ring, run.start, array[at : at + count])
                     at += count
 
-    def remembered(self, length: int, sequence: Sequence | None = None) -> Iterator[StoredRows[Array]]:
-        """What a pass after ``length`` tokens of a sequence needs besides keys and values.  None: that in slot 0."""
-        sequence = sequence or self.sequence
+    def remembered(self, length: int, sequence: Sequence) -> Iterator[StoredRows[Array]]:
+        """What a pass after ``length`` tokens of a sequence needs besides keys and values."""
         slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             for rows in layer.needed(slot, length, sequence.pages):

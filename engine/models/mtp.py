@@ -95,10 +95,9 @@ class MTP:
         ops.keep_rows(self.hidden, hidden, batch)
         return self.output.apply(ops, hidden)
 
-    def forward(self, token: int, position: int, sequence: Sequence | None = None) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""
+    def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence."""
         model = self._model
-        sequence = sequence or model.sequence
         model.reserve(position + 1)
         sequence.reserve(position + 1)
         sequence.overwrite(position + 1)

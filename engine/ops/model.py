@@ -45,8 +45,8 @@ class Drafter(Protocol[A]):
     def compute(self, batch: Batch[A], n_logits: int) -> A:
         """Logits after one token: float32 [1, n_vocab]."""
 
-    def forward(self, token: int, position: int, sequence: TokenSequence | None = None) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""
+    def forward(self, token: int, position: int, sequence: TokenSequence) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
@@ -73,9 +73,7 @@ class AnyModel(Protocol[A]):
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:
         """The operations of a pass (``engine.ops.executor.Forward``)."""
 
-    def forward(
-        self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: TokenSequence | None = None
-    ) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: TokenSequence) -> np.ndarray:
         """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
 
     def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:

@@ -34,7 +34,7 @@ class AssistantDraft(MTPDraft):
         sampler: Sampler,
         p_min: float,
         with_distributions: bool,
-        sequence: TokenSequence | None = None,
+        sequence: TokenSequence,
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``, at least two tokens, of which the target's ``sequence`` holds all
         but the last."""

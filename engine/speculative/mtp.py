@@ -51,7 +51,7 @@ class MTPDraft(Source):
         sampler: Sampler,
         p_min: float,
         with_distributions: bool,
-        sequence: TokenSequence | None = None,
+        sequence: TokenSequence,
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``, of which the target's ``sequence`` holds all but the last;
         arguments and result are those of :meth:`engine.speculative.draft_model.DraftModel.propose`."""

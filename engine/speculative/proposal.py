@@ -110,7 +110,7 @@ class Draft(DeviceDraft, Protocol):
         sampler: Sampler,
         p_min: float,
         with_distributions: bool,
-        sequence: TokenSequence | None = None,
+        sequence: TokenSequence,
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``; see :meth:`engine.speculative.draft_model.DraftModel.propose`."""
 

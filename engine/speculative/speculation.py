@@ -83,9 +83,7 @@ class Speculation:
         due = self._controllers[self._draft.name].wait
         return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
 
-    def made(
-        self, known: Sequence[int], proposal: Proposal, steps: StepLimits, sequence: TokenSequence | None = None
-    ) -> Proposal:
+    def made(self, known: Sequence[int], proposal: Proposal, steps: StepLimits, sequence: TokenSequence) -> Proposal:
         """The drafts of the draft model after ``known``, which the target has in ``sequence``, or, if ``steps`` makes them on
         the device, the request to do so."""
         assert self._draft is not None

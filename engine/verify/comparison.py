@@ -73,7 +73,7 @@ class Comparison:
             self.gpu.reset()
             for tokens, positions in passes(self.ids, counts):
                 n_logits = min(tokens.size, MOST_LOGITS)
-                logits = self.gpu.model.forward(tokens, positions, n_logits)
+                logits = self.gpu.model.forward(tokens, positions, n_logits, self.gpu.model.sequence)
                 found = expected[positions[-n_logits:]]
                 self._same("logits of the prompt", how, found, logits, tokens, positions)
             self.caches()
@@ -109,13 +109,13 @@ class Comparison:
                 break
             tokens, positions = np.array(history[-1:], np.int32), np.array([len(history) - 1], np.int32)
             logits = self.cpu.step(history[-1])
-            found = self.gpu.model.forward(tokens, positions, 1)
+            found = self.gpu.model.forward(tokens, positions, 1, self.gpu.model.sequence)
             self._same("logits of greedy tokens", "a row at a time", logits[None], found, tokens, positions)
             rows.append(logits.copy())
             if self.cpu.model.drafter is not None:
                 last = (history[-1], len(history))
-                drafters = [llm.model.drafter for llm in (self.cpu, self.gpu)]
-                drafted = [drafter.forward(*last)[None] for drafter in drafters if drafter is not None]
+                models = [llm.model for llm in (self.cpu, self.gpu)]
+                drafted = [m.drafter.forward(*last, m.sequence)[None] for m in models if m.drafter is not None]
                 check = Check(f"logits of a draft after position {last[1]}: ", *drafted)
                 self.tally.whole("logits of drafts", "by the model's own layer", check)
                 if check.differing.any():
@@ -128,11 +128,11 @@ class Comparison:
         """Compare passes of k rows after the prompt with single steps over the same tokens."""
         self._reset()
         for batch, positions in passes(self.ids, in_steps_of(16, len(self.ids))):
-            self.gpu.model.forward(batch, positions, 0)
+            self.gpu.model.forward(batch, positions, 0, self.gpu.model.sequence)
         first = len(self.ids)
         for k in range(2, min(16, expected.shape[0]) + 1):
             batch, positions = np.array(tokens[:k], np.int32), np.arange(first, first + k, dtype=np.int32)
-            logits = self.gpu.model.forward(batch, positions, k)
+            logits = self.gpu.model.forward(batch, positions, k, self.gpu.model.sequence)
             self._same(
                 "k rows = k single steps",
                 f"k = 2 to {min(16, expected.shape[0])}",
@@ -158,7 +158,7 @@ class Comparison:
         model.sequence.truncate(first)
         self.cpu.reset()
         for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.batch_size, first)):
-            self.cpu.model.forward(batch, positions, 0)
+            self.cpu.model.forward(batch, positions, 0, self.cpu.model.sequence)
         for check in self._cache_checks():
             if check.differing.any():
                 return f"the cache that the pass begins with differs already: {check.show()}"

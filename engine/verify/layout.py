@@ -186,7 +186,7 @@ def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) ->
 
 def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
     """What recurrent layers, and the layer that drafts, need after ``length`` tokens: names and arrays."""
-    for rows in model.remembered(length):
+    for rows in model.remembered(length, model.sequence):
         if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
             yield rows.name, np.concatenate(runs)
 

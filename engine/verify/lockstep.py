@@ -266,7 +266,7 @@ class Lockstep:
         """Run a pass on both devices and return the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab].
         Raises Difference unless all results are equal."""
         for model in (self._cpu, self._gpu):
-            model.prepare(int(positions[0]), tokens.size)
+            model.prepare(int(positions[0]), tokens.size, model.sequence)
         logits = self._model.compute(self._pass(tokens, positions), n_logits)
         for model in (self._cpu, self._gpu):
             model.sequence.commit(tokens.tolist())

@@ -285,7 +285,7 @@ def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
             continue
         new = rng.integers(0, gemma.config.n_vocab, n).astype(np.int32)
         tokens = np.concatenate([tokens[:length], new])
-        last = model.forward(new, np.arange(length, length + n, dtype=np.int32), 1)
+        last = model.forward(new, np.arange(length, length + n, dtype=np.int32), 1, model.sequence)
     if last is not None:
         assert gemma.logits(tokens.tolist())[-1].tobytes() == last[0].tobytes()
 

@@ -616,7 +616,9 @@ def test_logits_of_models(tmp_path: Path, model: str) -> None:
             outputs.append(llm.logits(ids))
         llm.reset()
         singles = np.array(ids[:70], np.int32)[:, None], np.arange(70, dtype=np.int32)[:, None]
-        rows = [llm.model.forward(token, position, 1) for token, position in zip(*singles, strict=True)]
+        rows = [
+            llm.model.forward(token, position, 1, llm.model.sequence) for token, position in zip(*singles, strict=True)
+        ]
         assert outputs[0].tobytes() == outputs[1].tobytes()
         assert np.concatenate(rows).tobytes() == outputs[0][:70].tobytes()
         found[name] = outputs[0]

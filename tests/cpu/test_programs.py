@@ -67,10 +67,10 @@ def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, ro
     def logits() -> bytes:
         llm.reset()
         poison(ops)
-        return llm.model.forward(tokens, positions, rows).tobytes()
+        return llm.model.forward(tokens, positions, rows, llm.model.sequence).tobytes()
 
     llm.reset()
-    llm.model.prepare(0, rows)
+    llm.model.prepare(0, rows, llm.model.sequence)
     expected = np.asarray(llm.model.compute(Batch(tokens, positions), rows))
     assert np.isfinite(expected).all()
     assert logits() == expected.tobytes()

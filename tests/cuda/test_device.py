@@ -749,7 +749,7 @@ def test_the_same_decode_100_times(tiny: Any) -> None:
     token, position = np.array([11], np.int32), np.array([130], np.int32)
     results = set()
     for _ in range(100):
-        results.add(llm.model.forward(token, position, 1).tobytes())
+        results.add(llm.model.forward(token, position, 1, llm.model.sequence).tobytes())
         llm.sequence.truncate(130)
     assert len(results) == 1
     answers = set()
@@ -763,7 +763,9 @@ def decode(llm: engine.LLM, ids: list[int]) -> Iterator[bytes]:
     """Logits of ids, one after another."""
     llm.reset()
     for position, token in enumerate(ids):
-        yield llm.model.forward(np.array([token], np.int32), np.array([position], np.int32), 1).tobytes()
+        yield llm.model.forward(
+            np.array([token], np.int32), np.array([position], np.int32), 1, llm.model.sequence
+        ).tobytes()
 
 
 @pytest.mark.together("model tiny-qwen3")
@@ -952,7 +954,7 @@ def test_its_own_drafts_after_long_prompts(hybrids: Any, temperature: float) -> 
         for llm in hybrids:
             llm.reset()
             llm.prefill(ids[:n])
-        drafted = [llm.model.drafter.forward(ids[n - 1], n) for llm in hybrids]
+        drafted = [llm.model.drafter.forward(ids[n - 1], n, llm.model.sequence) for llm in hybrids]
         same(drafted[1], drafted[0], "logits of a draft")
 
 
@@ -977,7 +979,7 @@ def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
     cpu.reset()
     for token in tokens[:50]:
         cpu.step(token)
-        expected.append([array.tobytes() for array in cpu.model.save().arrays])
+        expected.append([array.tobytes() for array in cpu.model.save(cpu.model.sequence).arrays])
     for accepted in range(1, rows + 1):
         on_gpu.reset()
         on_gpu.read(tokens[:first])
@@ -985,12 +987,12 @@ def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
             np.array(tokens[first : first + rows], np.int32),
             np.arange(first, first + rows, dtype=np.int32),
         )
-        on_gpu.model.forward(batch, positions, rows)
+        on_gpu.model.forward(batch, positions, rows, on_gpu.model.sequence)
         on_gpu.sequence.truncate(first + accepted)
-        snapshot = on_gpu.model.save()
+        snapshot = on_gpu.model.save(on_gpu.model.sequence)
         assert [array.tobytes() for array in snapshot.arrays] == expected[first + accepted - 1]
-    on_gpu.model.restore(snapshot)
-    assert [array.tobytes() for array in on_gpu.model.save().arrays] == expected[first + rows - 1]
+    on_gpu.model.restore(snapshot, on_gpu.model.sequence)
+    assert [array.tobytes() for array in on_gpu.model.save(on_gpu.model.sequence).arrays] == expected[first + rows - 1]
     (end, *_) = cpu.tokenizer.eog_ids
     beginning = [*tokens[:20], end, *tokens[20:45], end]
     for rest in (tokens[45:60], tokens[50:80], tokens[45:60]):
@@ -1116,7 +1118,7 @@ def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) 
             llm.prefill(history[:-1])
             assert llm.draft is not None
             sampler = Sampler(SamplingParams(temperature=0), llm.config.n_vocab)
-            proposals.append(llm.draft.propose(history, 4, sampler, 0.0, False).tokens)
+            proposals.append(llm.draft.propose(history, 4, sampler, 0.0, False, llm.sequence).tokens)
         assert proposals[0] == proposals[1]
     assert kept > 0
 

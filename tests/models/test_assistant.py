@@ -63,7 +63,7 @@ def drafts(llm: engine.LLM, known: list[int], count: int) -> list[int]:
     """The tokens proposed after ``known``, in greedy decoding."""
     llm.read(known[:-1])
     greedy = Sampler(SamplingParams(temperature=0.0), llm.config.n_vocab)
-    return source(llm).propose(known, count, greedy, 0.0, False).tokens
+    return source(llm).propose(known, count, greedy, 0.0, False, llm.sequence).tokens
 
 
 # --- the text --------------------------------------------------------------------------------------------------
@@ -115,7 +115,9 @@ def test_drafting_ends_where_it_is_unsure(llm: engine.LLM) -> None:
     known = llm.tokenize(PROMPTS[6])
     llm.read(known[:-1])
     greedy = Sampler(SamplingParams(temperature=0.0), llm.config.n_vocab)
-    lengths = [len(source(llm).propose(known, 10, greedy, p, False).tokens) for p in (0.0, 0.3, 0.6, 0.9, 1.0)]
+    lengths = [
+        len(source(llm).propose(known, 10, greedy, p, False, llm.sequence).tokens) for p in (0.0, 0.3, 0.6, 0.9, 1.0)
+    ]
     assert lengths[0] == 10 and lengths == sorted(lengths, reverse=True) and lengths[-1] < 10
 
 
@@ -320,7 +322,7 @@ def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[s
         llm.model.drafter.stand(n)
         token, far, quantized = 11, [], kinds[0].startswith("q")
         for step in range(4):
-            found = llm.model.drafter.forward(token, n + step)
+            found = llm.model.drafter.forward(token, n + step, llm.model.sequence)
             e = table[token] * np.sqrt(table.shape[1])
             expected, following = draft(shape, w, e, h, n, caches, quantized)
             # The rounding of float32 is 2e-6.  An element of a query that is rounded to another integer would show as an

@@ -85,7 +85,7 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
     """All that later passes of a sequence read: what its layers keep of each position or block that a next token sees, and of
     the latest ones in rings."""
     n, slot = sequence.length, sequence.slot
-    found = [array.tobytes() for array in model.save(0, sequence).arrays]
+    found = [array.tobytes() for array in model.save(sequence).arrays]
     for layer in model.cache.layers:
         if isinstance(layer, AttentionCache):
             first, table = max(0, n - layer.window + 1) if layer.window else 0, layer.table[slot]

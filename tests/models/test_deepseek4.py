@@ -53,9 +53,9 @@ def test_tokens_can_be_rolled_back(path: Path) -> None:
             at = max(1, end - count)
             in_batches(llm, tokens[:at], [16] * (at // 16) + ([at % 16] if at % 16 else []))
             other = (tokens[at:end] + 1) % llm.config.n_vocab
-            llm.model.forward(other, np.arange(at, end, dtype=np.int32), 1)
+            llm.model.forward(other, np.arange(at, end, dtype=np.int32), 1, llm.model.sequence)
             llm.sequence.truncate(at)
-            again = llm.model.forward(tokens[at : at + 8], np.arange(at, at + 8, dtype=np.int32), 8)
+            again = llm.model.forward(tokens[at : at + 8], np.arange(at, at + 8, dtype=np.int32), 8, llm.model.sequence)
             assert again.tobytes() == expected[at : at + 8].tobytes(), (end, count)
 
 
@@ -65,12 +65,18 @@ def test_a_snapshot_is_what_was_read(path: Path) -> None:
     tokens = texts(llm, 300)
     for length in (1, 6, 40, 129, 131):
         in_batches(llm, tokens[:length], [1] * length)
-        snapshot = llm.model.save()
-        rows = [llm.model.forward(tokens[p : p + 1], np.array([p], np.int32), 1) for p in range(length, length + 20)]
+        snapshot = llm.model.save(llm.model.sequence)
+        rows = [
+            llm.model.forward(tokens[p : p + 1], np.array([p], np.int32), 1, llm.model.sequence)
+            for p in range(length, length + 20)
+        ]
         # The same beginning, then another text.
         in_batches(llm, np.concatenate([tokens[:length], tokens[::-1][: 290 - length]]), [10] * 29)
-        llm.model.restore(snapshot)
-        again = [llm.model.forward(tokens[p : p + 1], np.array([p], np.int32), 1) for p in range(length, length + 20)]
+        llm.model.restore(snapshot, llm.model.sequence)
+        again = [
+            llm.model.forward(tokens[p : p + 1], np.array([p], np.int32), 1, llm.model.sequence)
+            for p in range(length, length + 20)
+        ]
         assert np.concatenate(again).tobytes() == np.concatenate(rows).tobytes()
 
 
@@ -216,7 +222,9 @@ def test_both_layouts_are_the_same_layer(layers: dict[str, Path]) -> None:
         llm: Any = engine.load(layers["model"], draft_model=layers[layout], **given)
         tokens = texts(llm, 60).tolist()
         llm.prefill(tokens)
-        found.append([llm.model.drafter.forward(tokens[-1 - i], 60 + i).tobytes() for i in range(3)])
+        found.append(
+            [llm.model.drafter.forward(tokens[-1 - i], 60 + i, llm.model.sequence).tobytes() for i in range(3)]
+        )
         costs.append(llm.model.drafter.n_bytes)
     assert found[0] == found[1] and costs[0] == costs[1]
     assert costs[0] < layers["ds4"].stat().st_size
@@ -226,10 +234,13 @@ def test_a_snapshot_has_what_the_layer_needs(layers: dict[str, Path]) -> None:
     llm: Any = engine.load(layers["model"], draft_model=layers["ds4"], n_ctx=192, device="cpu", n_threads=1)
     tokens = texts(llm, 180)
     in_batches(llm, tokens[:100], [100])
-    snapshot, expected = llm.model.save(), llm.model.drafter.forward(7, 100).tobytes()
+    snapshot, expected = (
+        llm.model.save(llm.model.sequence),
+        llm.model.drafter.forward(7, 100, llm.model.sequence).tobytes(),
+    )
     in_batches(llm, np.concatenate([tokens[:100], tokens[:80]]), [60, 60, 60])
-    llm.model.restore(snapshot)
-    assert llm.model.drafter.forward(7, 100).tobytes() == expected
+    llm.model.restore(snapshot, llm.model.sequence)
+    assert llm.model.drafter.forward(7, 100, llm.model.sequence).tobytes() == expected
 
 
 def test_layers_that_do_not_fit_are_refused(layers: dict[str, Path], tmp_path: Path) -> None:

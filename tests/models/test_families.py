@@ -28,9 +28,9 @@ def test_rows_chunks_and_roll_back_do_not_show(case: Family, tmp_path: Path) -> 
     assert in_batches(two, tokens, [70, 1, 5, 16, 58]).tobytes() == expected.tobytes()
     two.model.sequence.truncate(148)
     wrong = (tokens[148:150] + 1) % one.config.n_vocab
-    two.model.forward(wrong, np.array([148, 149], np.int32), 1)
+    two.model.forward(wrong, np.array([148, 149], np.int32), 1, two.model.sequence)
     two.model.sequence.truncate(148)
-    again = two.model.forward(tokens[148:150], np.array([148, 149], np.int32), 2)
+    again = two.model.forward(tokens[148:150], np.array([148, 149], np.int32), 2, two.model.sequence)
     assert again.tobytes() == expected[148:].tobytes()
 
 

@@ -50,8 +50,8 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     model: Any = llm.model
     for rows in (128, *ROWS):
         llm.reset()
-        llm.model.forward(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(rows, 16))
-    model.drafter.forward(0, 1)
+        llm.model.forward(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(rows, 16), llm.model.sequence)
+    model.drafter.forward(0, 1, model.sequence)
     kept, results = needs(llm, 128)
     assert taken["kept"] == kept and results / 2 < taken["results"] <= results
 

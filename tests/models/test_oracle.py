@@ -70,11 +70,13 @@ def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case
         llm.reset()
         if at:
             llm.logits(prompt[:at])
-        assert _error(llm.model.drafter.forward(prompt[at], at), row) <= BOUND, f"prompt {row['prompt']}, position {at}"
+        assert _error(llm.model.drafter.forward(prompt[at], at, llm.model.sequence), row) <= BOUND, (
+            f"prompt {row['prompt']}, position {at}"
+        )
     llm.reset()
     llm.logits(prompts(case)[-1].tolist())
     for row in golden["drafts"]:
-        assert _error(llm.model.drafter.forward(row["token"], row["position"]), row) <= BOUND, (
+        assert _error(llm.model.drafter.forward(row["token"], row["position"], llm.model.sequence), row) <= BOUND, (
             f"draft {row['position']}"
         )
 
@@ -91,7 +93,9 @@ def test_drafts_are_those_of_the_assistants_of_transformers(case: Case | Family,
             llm.reset()
             llm.logits(prompts(case)[row["prompt"]][:at].tolist())
             assistant.stand(at)
-        assert _error(assistant.forward(row["token"], at + step), row) <= BOUND, f"draft {step} from {at}"
+        assert _error(assistant.forward(row["token"], at + step, llm.model.sequence), row) <= BOUND, (
+            f"draft {step} from {at}"
+        )
 
 
 def _error(logits: np.ndarray, row: dict[str, Any]) -> float:

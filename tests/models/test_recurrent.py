@@ -157,7 +157,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def states(llm: engine.LLM) -> list[bytes]:
-    return [array.tobytes() for array in llm.model.save().arrays]
+    return [array.tobytes() for array in llm.model.save(llm.model.sequence).arrays]
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 1000))
@@ -174,11 +174,11 @@ def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int,
         llm.reset()
         llm.read(tokens[:first].tolist())
         positions = np.arange(first, first + rows, dtype=np.int32)
-        llm.model.forward(tokens[first : first + rows], positions, rows)
+        llm.model.forward(tokens[first : first + rows], positions, rows, llm.model.sequence)
         llm.sequence.truncate(first + accepted)
         assert states(llm) == expected[first + accepted - 1]
         at = first + accepted
-        row = llm.model.forward(tokens[at : at + 1], np.array([at], np.int32), 1)
+        row = llm.model.forward(tokens[at : at + 1], np.array([at], np.int32), 1, llm.model.sequence)
         assert row.tobytes() == logits[at]
 
 
@@ -188,15 +188,17 @@ def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
     for length in (1, 2, 16, 17, 31, 64):
         llm.reset()
         llm.read(tokens[:length])
-        snapshot, saved = llm.model.save(), states(llm)
+        snapshot, saved = llm.model.save(llm.model.sequence), states(llm)
         following = [llm.step(token).tobytes() for token in tokens[length : length + 40]]
         llm.sequence.truncate(llm.sequence.length)
-        llm.model.restore(snapshot)
+        llm.model.restore(snapshot, llm.model.sequence)
         assert states(llm) == saved and llm.sequence.length == length
         again = []
         for at in range(length, length + 40):
             again.append(
-                llm.model.forward(np.array(tokens[at : at + 1], np.int32), np.array([at], np.int32), 1).tobytes()
+                llm.model.forward(
+                    np.array(tokens[at : at + 1], np.int32), np.array([at], np.int32), 1, llm.model.sequence
+                ).tobytes()
             )
         assert again == following
 
@@ -347,10 +349,14 @@ def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path) -> None:
             llm.reset()
             llm.read(tokens[:length])
         assert states(short) == states(long)
-        snapshot, expected = short.model.save(), short.step(tokens[length]).tobytes()
+        snapshot, expected = short.model.save(short.model.sequence), short.step(tokens[length]).tobytes()
         # Something else goes where the snapshot belongs.
-        long.model.forward(np.array(tokens[:9], np.int32), np.arange(length, length + 9, dtype=np.int32), 1)
+        long.model.forward(
+            np.array(tokens[:9], np.int32), np.arange(length, length + 9, dtype=np.int32), 1, long.model.sequence
+        )
         long.sequence.truncate(length)
-        long.model.restore(snapshot)
-        row = long.model.forward(np.array(tokens[length : length + 1], np.int32), np.array([length], np.int32), 1)
+        long.model.restore(snapshot, long.model.sequence)
+        row = long.model.forward(
+            np.array(tokens[length : length + 1], np.int32), np.array([length], np.int32), 1, long.model.sequence
+        )
         assert row.tobytes() == expected

@@ -28,8 +28,8 @@ def test_rows_of_several_sequences(name: str, tmp_path: Path) -> None:
     for slot, sequence in enumerate(together.sequences):
         n = sequence.length
         alone.sequence.truncate(0)
-        expected = alone.forward(np.array(texts[slot][:n], np.int32), np.arange(n, dtype=np.int32), n)
+        expected = alone.forward(np.array(texts[slot][:n], np.int32), np.arange(n, dtype=np.int32), n, alone.sequence)
         assert np.isfinite(expected).all() and n >= 64
         assert np.concatenate(logits[slot]).tobytes() == expected.tobytes()
-        saved, its = together.save(0, sequence).arrays, alone.save().arrays
+        saved, its = together.save(sequence).arrays, alone.save(alone.sequence).arrays
         assert [array.tobytes() for array in saved] == [array.tobytes() for array in its]

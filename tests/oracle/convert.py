@@ -196,7 +196,9 @@ class Trial:
             llm.reset()
             if at:
                 llm.logits(prompt[:at])
-            worst = max(worst, difference(llm.model.drafter.forward(prompt[at], at), self.drafts[at]))
+            worst = max(
+                worst, difference(llm.model.drafter.forward(prompt[at], at, llm.model.sequence), self.drafts[at])
+            )
         return worst
 
     def run(self) -> None:
@@ -230,7 +232,9 @@ def assistant(case: Case, folder: Path, llama_cpp: Path) -> dict[str, Any]:
                 llm.reset()
                 llm.logits(prompts(case)[place["prompt"]][:at].tolist())
                 llm.model.drafter.stand(at)
-            worst = max(worst, difference(llm.model.drafter.forward(place["token"], at + step), logits))
+            worst = max(
+                worst, difference(llm.model.drafter.forward(place["token"], at + step, llm.model.sequence), logits)
+            )
     except engine.EngineError as error:
         return {"drafts": f"engine: {error}"}
     return {"drafts": worst}

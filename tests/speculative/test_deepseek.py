@@ -136,7 +136,7 @@ def test_drafts_do_not_show(
         for known, tokens, sampler in proposals[seed % 4 :: 4]:
             fresh.reset()
             fresh.read(known[:-1])
-            assert other.propose(known, len(tokens), sampler, 0.0, False).tokens == tokens
+            assert other.propose(known, len(tokens), sampler, 0.0, False, fresh.sequence).tokens == tokens
         assert (found.speculation.drafted, found.speculation.accepted) == (MOST * len(proposals), kept)
         drafted, accepted = drafted + found.speculation.drafted, accepted + kept
     # Drafts that are always rejected, or always kept, would show nothing.

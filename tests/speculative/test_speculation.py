@@ -85,7 +85,9 @@ def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Referen
     tokens = list(prompt)
     found = Reference(len(prompt), sampler, tokens, [], [contents(model.cache, 0)])
     for position in range(model.cache.n_ctx):
-        (row,) = model.forward(np.array(tokens[position : position + 1], np.int32), np.array([position], np.int32), 1)
+        (row,) = model.forward(
+            np.array(tokens[position : position + 1], np.int32), np.array([position], np.int32), 1, model.sequence
+        )
         found.logits.append(row)
         found.caches.append(contents(model.cache, position + 1))
         if position + 1 == len(tokens):

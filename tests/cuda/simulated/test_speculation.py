@@ -353,7 +353,7 @@ def assert_same_cache(cpu: engine.LLM, gpu: engine.LLM) -> None:
 def assert_same_memory(cpu: Model, gpu: Model, sequence: TokenSequence) -> None:
     """What the GPU remembers of a sequence is what the CPU remembers of that in its slot 0, bit for bit."""
     assert cpu.sequence.tokens == sequence.tokens
-    mine, its = cpu.save(), gpu.save(sequence=sequence)
+    mine, its = cpu.save(cpu.sequence), gpu.save(sequence)
     assert [array.tobytes() for array in mine.arrays] == [array.tobytes() for array in its.arrays]
     assert_same_keys(cpu, gpu, sequence)
 
