@@ -206,7 +206,6 @@ REPEATED = {
     "Sources",
     "Tensor",
     "Tile",
-    "Timings",
     "Unpack",
 }
 """Names that two classes of the core still have.  No name may be added."""

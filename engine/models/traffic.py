@@ -22,7 +22,7 @@ class LoadedModel(Protocol):
     n_bytes_read: int
 
 
-class Timings(Protocol):
+class AnswerTimings(Protocol):
     """The counts and seconds of an answer that this module uses; ``engine.decode.timings.Timings`` has them."""
 
     cache_n: int
@@ -31,7 +31,7 @@ class Timings(Protocol):
     predicted_s: float
 
 
-def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
+def bytes_per_second(llm: LoadedModel, timings: AnswerTimings) -> float:
     """Bytes of weights, keys and values that an answer has read per second; 0 if the time was not measured.
 
     The first token comes from the pass that reads the prompt, so n tokens take n - 1 passes.
