@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measured import measured, measurements, number, table
+from engine.cuda.rows import NARROW_ROWS
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
-from engine.limits import STEP_ROWS
 from engine.synthetic.shapes import quants, shapes, tensor_type
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
     for model, each in models.items():
         color = page.colors[colors[model]]
         for wide in (False, True):
-            part = [(x, y) for rows, x, y in each if (rows > STEP_ROWS) == wide]
+            part = [(x, y) for rows, x, y in each if (rows > NARROW_ROWS) == wide]
             if part:
                 page.curve(axes, part, colors[model], line=1.5)
         for rows, x, y in each:

@@ -65,7 +65,8 @@ class CachedModel:
         #: Snapshots after whole pages of texts that were read, if the model needs them.
         self.states = States(budget if self.snapshot_bytes else 0)
         kept = self.states, self.snapshot_bytes
-        self.slots = Slots([Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences], model.cache)
+        slots = [Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences]
+        self.slots = Slots(slots, model.cache, model.ops.decode_rows)
         self.core = EngineCore(self)
         #: The function of the user that may be running in the middle of a pass, and its thread.
         self._caller, self._thread = "", 0

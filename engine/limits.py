@@ -1,11 +1,16 @@
 """Limits that several packages share."""
 
 MOST_DRAFTS = 15
-"""The most drafts of one pass: together with the last sampled token they fill the 16 rows that a GPU reads at once."""
+"""The most drafts of an answer in one pass."""
 
-STEP_ROWS = MOST_DRAFTS + 1
-"""The number of rows of the largest step of an answer: the last sampled token and the most drafts.  A pass that reads a
-prompt may have more rows, or fewer if requested."""
+DECODE_ROWS = 16
+"""The most rows of a decode batch, which continues answers, on both backends (``engine/ops/executor.py``): for each
+answer the last sampled token and its drafts, at most ``MOST_DRAFTS``.  A pass that reads a prompt may have more rows, or
+fewer if requested."""
+
+IN_FLIGHT = 3
+"""The number of decode batches, each with drafts, whose tokens caches must be able to roll back: those that devices have in
+flight, and the next one."""
 
 STREAMS = 4
 """The number of streams that hyper-connections mix."""

@@ -14,7 +14,7 @@ from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
-from engine.limits import MOST_DRAFTS, MOST_PARALLEL, STEP_ROWS
+from engine.limits import MOST_DRAFTS, MOST_PARALLEL
 from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
@@ -327,11 +327,11 @@ def _context(
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:
         positions //= 2
     # Reading prompts in smaller pieces is better than not reading them.
-    while free and size(positions, rows) > free and rows > STEP_ROWS and not options.batched:
-        rows = max(STEP_ROWS, rows // 2)
+    while free and size(positions, rows) > free and rows > ops.decode_rows and not options.batched:
+        rows = max(ops.decode_rows, rows // 2)
     if free and size(positions, rows) > free:
         needed = f"{size(positions, rows) / 2**20:.0f} MiB"
-        batch = " or batch (batch_size=...)" if options.batched and rows > STEP_ROWS else ""
+        batch = " or batch (batch_size=...)" if options.batched and rows > ops.decode_rows else ""
         fewer = ", or fewer answers at a time (parallel=...)" if parallel > 1 else ""
         smaller = f"a smaller context (n_ctx=...){batch}{fewer}"
         if n_ctx:

@@ -217,7 +217,7 @@ TUNING = frozenset(
     ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
     + (
         "AHEAD_OF_LOOKUP",
-        "SPARE",
+        "IN_FLIGHT",
         "step",
         "shares",
         "__all__",

@@ -27,7 +27,7 @@ from engine.cache.contents import rows_at
 from engine.cache.pages import PagedMemory, Paging
 from engine.cache.spec import CacheSpec, Download, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
 from engine.cache.types import CHUNK, CacheType, Types, refusal_for_latents
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 
 
 @dataclass
@@ -50,12 +50,13 @@ class CompressedCache(LayerMemory[A]):
     [sequences, chunks]; compressed rows of ``ratio`` positions, and the keys of an indexer, which chooses ``top_k`` rows, if
     it has them.
 
-    back: the number of latest positions that a row may be made of besides its last one.
+    paging: how latents are divided into pages; back: the number of latest positions that a row may be made of besides its
+    last one.
     """
 
     latents: A
     table: A
-    window: int
+    paging: Paging
     k_type: CacheType
     v_type: CacheType
     ratio: int
@@ -63,6 +64,11 @@ class CompressedCache(LayerMemory[A]):
     back: int
     compressed: Blocks[A] | None = None
     keys: Blocks[A] | None = None
+
+    @property
+    def window(self) -> int:
+        """The number of latest positions whose latents a row reads."""
+        return self.paging.window
 
     @property
     def types(self) -> Types:
@@ -84,7 +90,7 @@ class CompressedCache(LayerMemory[A]):
     def needed(self, slot: int, position: int, pages: HeldPages) -> list[StoredRows[A]]:
         """The latents of the window, and the open blocks."""
         n, lanes, d = (int(n) for n in self.latents.shape)
-        latents, own = cast(A, self.latents.reshape(n * lanes, d)), pages(Paging(CHUNK, self.window))
+        latents, own = cast(A, self.latents.reshape(n * lanes, d)), pages(self.paging)
         found = [StoredRows("latents", latents, max(0, position - self.window + 1), position, own)]
         for name, blocks in (("open block", self.compressed), ("indexer's open block", self.keys)):
             if blocks is not None:
@@ -105,7 +111,8 @@ class CompressedCache(LayerMemory[A]):
 class CompressedCacheSpec(CacheSpec):
     """What a layer stores: latents of d elements for a window, and rows of d elements for blocks of ``ratio`` positions, each
     made of ``overlap`` blocks; ratio 0: no rows.  n_keys: the length of the keys of an indexer that chooses ``top_k`` rows,
-    0: no indexer.  At least ``rewind`` tokens can be rolled back at any time."""
+    0: no indexer.  At least ``rewind`` tokens can be rolled back at any time.  decode_rows: the most rows of a
+    decode batch."""
 
     d: int
     window: int
@@ -114,11 +121,12 @@ class CompressedCacheSpec(CacheSpec):
     n_keys: int
     top_k: int
     rewind: int
+    decode_rows: int = DECODE_ROWS
 
     @property
     def paging(self) -> Paging:
         """How latents are divided into pages."""
-        return Paging(CHUNK, self.window)
+        return Paging(CHUNK, self.window, self.decode_rows)
 
     @property
     def row_paging(self) -> Paging:
@@ -132,7 +140,7 @@ class CompressedCacheSpec(CacheSpec):
 
     def pending(self, max_rows: int) -> int:
         """The length of the ring of an open block: a longer pass has its own values and scores, and stores the last ones."""
-        return max(min(max_rows, STEP_ROWS), self.rewind) + self.back
+        return max(min(max_rows, self.decode_rows), self.rewind) + self.back
 
     @property
     def _widths(self) -> list[int]:
@@ -180,4 +188,4 @@ class CompressedCacheSpec(CacheSpec):
 
         compressed, keys = blocks(self.d, CHUNK, self.d), blocks(self.n_keys, self.n_keys, CHUNK)
         numbers = self.ratio, self.top_k, self.back
-        return CompressedCache(latents, pool.table, self.window, kind, types.v, *numbers, compressed, keys)
+        return CompressedCache(latents, pool.table, self.paging, kind, types.v, *numbers, compressed, keys)

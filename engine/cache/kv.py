@@ -14,30 +14,33 @@ import numpy as np
 
 from engine.arrays import A
 from engine.cache.contents import stored
-from engine.cache.pages import SPARE, PagedMemory, Paging, Store, Zeros
+from engine.cache.pages import PagedMemory, Paging, Store, Zeros
 from engine.cache.spec import CacheSpec, Download, LayerMemory, Ring
 from engine.cache.types import BLOCK, CHUNK, CacheType, Types
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 
 
-def pass_rows(batch_size: int, n_ctx: int) -> int:
-    """The most rows of any pass if prompts are read ``batch_size`` rows at a time."""
-    return min(max(batch_size, STEP_ROWS), n_ctx)
+def pass_rows(batch_size: int, n_ctx: int, decode_rows: int) -> int:
+    """The most rows of any pass if prompts are read ``batch_size`` rows at a time, and decode batches have up to
+    ``decode_rows``."""
+    return min(max(batch_size, decode_rows), n_ctx)
 
 
 @dataclass(frozen=True)
 class AttentionCacheSpec(CacheSpec):
-    """What an attention layer stores per position: n_head_kv keys of d_k and values of d_v; window 0 = all positions."""
+    """What an attention layer stores per position: n_head_kv keys of d_k and values of d_v; window 0 = all positions;
+    decode_rows: the most rows of a decode batch."""
 
     n_head_kv: int
     d_k: int
     d_v: int
     window: int = 0
+    decode_rows: int = DECODE_ROWS
 
     @property
     def paging(self) -> Paging:
         """How it is divided into pages."""
-        return Paging(CHUNK, self.window)
+        return Paging(CHUNK, self.window, self.decode_rows)
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
         """The bytes of a page."""
@@ -149,5 +152,5 @@ class KVCache(PagedMemory):
     @property
     def rewind(self) -> int:
         """The number of latest tokens that can be rolled back, whatever has been read before them."""
-        spare = [SPARE for paging in self.pools if 0 < paging.window < self.n_ctx]
+        spare = [paging.spare for paging in self.pools if 0 < paging.window < self.n_ctx]
         return min((*spare, *(ring.capacity - ring.back for ring in self.rings)), default=self.n_ctx)

@@ -20,11 +20,7 @@ from numpy.typing import DTypeLike
 
 from engine.cache.types import CHUNK
 from engine.errors import ContextError
-from engine.limits import STEP_ROWS
-
-SPARE = 64
-"""The least number of latest positions that can be rolled back in a layer with a window: with three steps of 16 rows in
-flight, all but the first of their tokens."""
+from engine.limits import DECODE_ROWS, IN_FLIGHT
 
 Zeros = Callable[[tuple[int, ...], DTypeLike], Any]
 """Allocates zeroed memory on a backend."""
@@ -37,13 +33,25 @@ class NoPages(ContextError):
     """No page is free."""
 
 
+def spare(decode_rows: int) -> int:
+    """The least number of latest positions that can be rolled back in a layer with a window: those of all decode batches in
+    flight, of up to ``decode_rows`` rows each, in whole chunks."""
+    return -(-IN_FLIGHT * decode_rows // CHUNK) * CHUNK
+
+
 @dataclass(frozen=True)
 class Paging:
     """How a kind of layer divides positions: ``span`` consecutive ones in a page, of which a row reads those of the last
-    ``window``, its own included; window 0: all."""
+    ``window``, its own included; window 0: all.  decode_rows: the most rows of a decode batch."""
 
     span: int = CHUNK
     window: int = 0
+    decode_rows: int = DECODE_ROWS
+
+    @property
+    def spare(self) -> int:
+        """The least number of latest positions that can be rolled back if it has a window."""
+        return spare(self.decode_rows)
 
     def chunks(self, n_ctx: int) -> int:
         """The number of chunks of a context."""
@@ -54,7 +62,7 @@ class Paging:
         chunks = self.chunks(n_ctx)
         if self.window == 0:
             return chunks
-        return min(chunks, -(-(self.window - 1 + SPARE + rows) // self.span) + 1)
+        return min(chunks, -(-(self.window - 1 + self.spare + rows) // self.span) + 1)
 
     def pages(self, n_ctx: int, max_rows: int, n_sequences: int, capacity: int = 0) -> int:
         """The number of pages.  A sequence never lacks one that its window needs, if one of them at a time reads a prompt;
@@ -63,13 +71,13 @@ class Paging:
             most = n_sequences * self.chunks(n_ctx)
             # The last page of a sequence may hold a single position.
             return min(most, max(self.chunks(n_ctx), capacity // self.span + n_sequences)) if capacity else most
-        step = self.held(n_ctx, min(max_rows, 3 * STEP_ROWS))
+        step = self.held(n_ctx, min(max_rows, IN_FLIGHT * self.decode_rows))
         # With several sequences, as much again for what their windows have passed, so that others can begin there.
         return n_sequences * step * (2 if n_sequences > 1 else 1) + self.held(n_ctx, max_rows) - step
 
     def passed(self, length: int) -> int:
         """The number of first chunks that no pass needs any more after ``length`` tokens, even if some are rolled back."""
-        return max(0, length - (self.window - 1 + SPARE)) // self.span if self.window else 0
+        return max(0, length - (self.window - 1 + self.spare)) // self.span if self.window else 0
 
 
 class PagePool:

@@ -21,7 +21,7 @@ from engine.arrays import A
 from engine.cache.pages import PagedMemory, Paging
 from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
 from engine.cache.types import Types
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 
 SPAN = 16
 """Positions of a chunk: a state is stored at each multiple of it.  A step has at most as many rows, so it ends at most one
@@ -100,7 +100,8 @@ def _moved(rows: StoredRows[Any], shape: tuple[int, ...]) -> np.ndarray:
 @dataclass(frozen=True)
 class RecurrentCacheSpec(CacheSpec):
     """What a recurrent layer stores: n_channels inputs of a convolution of n_conv taps, and n_v matrices [d, d] with lists of
-    n_k keys and n_v deltas per token, so that at least ``rewind`` tokens can be rolled back at any time."""
+    n_k keys and n_v deltas per token, so that at least ``rewind`` tokens can be rolled back at any time.
+    decode_rows: the most rows of a decode batch."""
 
     n_channels: int
     n_conv: int
@@ -108,6 +109,7 @@ class RecurrentCacheSpec(CacheSpec):
     n_v: int
     d: int
     rewind: int
+    decode_rows: int = DECODE_ROWS
 
     @property
     def slots(self) -> int:
@@ -116,7 +118,7 @@ class RecurrentCacheSpec(CacheSpec):
 
     def length(self, max_rows: int) -> int:
         """Rows of the ring of inputs: a step never overwrites what it reads, nor any pass what an earlier position needs."""
-        return max(min(max_rows, STEP_ROWS), self.rewind) + self.n_conv - 1
+        return max(min(max_rows, self.decode_rows), self.rewind) + self.n_conv - 1
 
     @property
     def slot_bytes(self) -> int:

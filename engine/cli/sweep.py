@@ -13,7 +13,7 @@ import numpy as np
 from engine.cache.recurrent import Snapshot
 from engine.cli.runs import Measurement, read_prompt, rewind
 from engine.errors import UsageError
-from engine.limits import STEP_ROWS
+from engine.limits import IN_FLIGHT
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 EXAMPLES = "2048-65536, 0-65536+8192 or 2048-65536*4"
 
 MOST_DEPTH = 1 << 30
-
-IN_FLIGHT = 3 * STEP_ROWS
-"""The most tokens beyond those of an answer that its steps in flight may have read."""
 
 WARM = 8
 """Tokens of the answers that warm up, but for the first, which is a whole one: steps of every size are then prepared."""
@@ -87,7 +84,9 @@ class Sweep:
 
         Raises UsageError if the cache cannot forget a test: everything would have to be read again.
         """
-        most = max(self.n_gen + IN_FLIGHT if self.n_gen else 0, self.n_prompt if self.repetitions > 1 else 0)
+        # Beyond the tokens of an answer, its steps in flight may have read more.
+        in_flight = IN_FLIGHT * llm.model.ops.decode_rows
+        most = max(self.n_gen + in_flight if self.n_gen else 0, self.n_prompt if self.repetitions > 1 else 0)
         if most > llm.cache.rewind and not llm.snapshot_bytes:
             raise UsageError(
                 f"a sweep forgets up to {most} tokens after each test, and the sliding windows of this model can forget "

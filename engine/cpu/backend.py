@@ -29,6 +29,7 @@ from engine.cpu.runtime.split import WholePass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.errors import UsageError
 from engine.gguf.pages import give_back, read_soon
+from engine.limits import DECODE_ROWS
 from engine.machine.cores import available_cores
 from engine.machine.memory import available_memory
 from engine.ops.device import DeviceMemory, DeviceOperations
@@ -55,6 +56,8 @@ class Backend(
 
     name = "cpu"
     splits = False
+    decode_rows = DECODE_ROWS
+    """The most rows of a decode batch."""
     ahead_drafted = 1
     """The number of steps with drafts that may be in flight at once."""
 

@@ -44,15 +44,13 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.limits import MOST_DRAFTS
+from engine.limits import DECODE_ROWS
 
 f32 = np.float32
 u32 = np.uint32
 u64 = np.uint64
 I = np.int32  # noqa: E741
 
-MOST_ROWS = MOST_DRAFTS + 1
-"""Rows of the largest step, and the most entries."""
 MOST_K = 256
 """Entries of the longest list of candidates, and the number of threads that examine one."""
 SLOT = 32
@@ -129,7 +127,7 @@ def end_step(mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, 
 def rows_to_place(rows):
     """How many rows of the next step get their positions: those of the entry; if it is alone, all 16, because its next step
     may have more drafts."""
-    return I(MOST_ROWS) if cuda.gridDim.x == 1 else I(rows)
+    return I(DECODE_ROWS) if cuda.gridDim.x == 1 else I(rows)
 
 
 @kernel(*_STEP, I32P, *_LISTS, *_LISTS, threads=MOST_K)
@@ -143,7 +141,7 @@ def accept(mode: str) -> KernelCode:
 
 
 def _accept_exact() -> DeviceFunction:
-    most_drafts = MOST_ROWS - 1
+    most_drafts = DECODE_ROWS - 1
 
     @cuda.jit
     def accept(
@@ -207,7 +205,7 @@ def _accept_exact() -> DeviceFunction:
 
 def _accept_listed(ratio: bool) -> DeviceFunction:
     warps = MOST_K // 32
-    most_drafts = MOST_ROWS - 1
+    most_drafts = DECODE_ROWS - 1
 
     @cuda.jit
     def accept(
@@ -232,11 +230,11 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
         n_q,
     ):
         let_next_begin()
-        drafts = cuda.shared.array(MOST_ROWS, np.int32)
-        sizes = cuda.shared.array(MOST_ROWS, np.int32)
-        other_sizes = cuda.shared.array(MOST_ROWS, np.int32)
-        places = cuda.shared.array(MOST_ROWS, np.int32)
-        other_places = cuda.shared.array(MOST_ROWS, np.int32)
+        drafts = cuda.shared.array(DECODE_ROWS, np.int32)
+        sizes = cuda.shared.array(DECODE_ROWS, np.int32)
+        other_sizes = cuda.shared.array(DECODE_ROWS, np.int32)
+        places = cuda.shared.array(DECODE_ROWS, np.int32)
+        other_places = cuda.shared.array(DECODE_ROWS, np.int32)
         others = cuda.shared.array(MOST_K, np.int32)
         q_others = cuda.shared.array(MOST_K, np.float32)
         keys = cuda.shared.array(warps, np.uint64)
@@ -263,7 +261,7 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
         first = positions[start]
         done = step[slot]
         seed = u64(u32(chosen_by[SEED])) | (u64(u32(chosen_by[SEED + 1])) << u64(32))
-        if thread < MOST_ROWS:
+        if thread < DECODE_ROWS:
             drafts[thread] = tokens[min(I(start + thread + 1), I(most_drafts))]
             sizes[thread] = n_p[min(I(start + thread), I(most_drafts))]
             places[thread] = I(-1)
@@ -358,7 +356,7 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
 # --- the start of a step ---------------------------------------------------------------------------------------
 
 
-LAYOUT = 5 * MOST_ROWS + 2
+LAYOUT = 5 * DECODE_ROWS + 2
 """Words of a layout: of each row the slot, its place in its entry, its draft, and whether it is in use; the first row of each
 entry."""
 
@@ -370,8 +368,8 @@ def write_layout(layout: np.ndarray, entries: Sequence[tuple[int, int, Sequence[
     Rows that no entry uses are copies of the last one in use, so that its results are computed again and change nothing;
     those of a single entry are the ones that its later steps may use.
     """
-    slots, places, drafts, used = (layout[MOST_ROWS * n : MOST_ROWS * (n + 1)] for n in range(4))
-    starts = layout[4 * MOST_ROWS :]
+    slots, places, drafts, used = (layout[DECODE_ROWS * n : DECODE_ROWS * (n + 1)] for n in range(4))
+    starts = layout[4 * DECODE_ROWS :]
     row = 0
     for entry, (slot, rows, tokens) in enumerate(entries):
         starts[entry] = row
@@ -382,7 +380,7 @@ def write_layout(layout: np.ndarray, entries: Sequence[tuple[int, int, Sequence[
     starts[len(entries) :] = row
     used[:row], used[row:] = 1, 0
     slots[row:], drafts[row:] = slots[row - 1], drafts[row - 1]
-    places[row:] = places[row - 1] if len(entries) > 1 else np.arange(row, MOST_ROWS)
+    places[row:] = places[row - 1] if len(entries) > 1 else np.arange(row, DECODE_ROWS)
 
 
 @kernel(I32P, i32, *[I32P] * 6, threads=32)
@@ -396,11 +394,11 @@ def lay_out() -> KernelCode:
         let_next_begin()
         row = I(cuda.threadIdx.x)
         wait_for_inputs()
-        if row <= MOST_ROWS:
-            starts[row] = layout[4 * MOST_ROWS + row]
-        if row < MOST_ROWS:
-            slot, place = layout[row], layout[MOST_ROWS + row]
-            draft, used = layout[2 * MOST_ROWS + row], layout[3 * MOST_ROWS + row]
+        if row <= DECODE_ROWS:
+            starts[row] = layout[4 * DECODE_ROWS + row]
+        if row < DECODE_ROWS:
+            slot, place = layout[row], layout[DECODE_ROWS + row]
+            draft, used = layout[2 * DECODE_ROWS + row], layout[3 * DECODE_ROWS + row]
             position = I(at[slot] + place)
             known = advance(history, I(slot * n_ctx))
             token = draft
@@ -444,7 +442,7 @@ def begin_draft(rows: int, anchored: bool) -> KernelCode:
             positions[row] = I(certain - back)
             sequences[row] = slot
         if anchored and lane < 2:
-            anchor[MOST_ROWS * lane + cuda.blockIdx.x * rows] = I(certain - lane)
+            anchor[DECODE_ROWS * lane + cuda.blockIdx.x * rows] = I(certain - lane)
 
     return begin_draft
 
@@ -489,7 +487,7 @@ def propose(scripted: bool) -> KernelCode:
                 out[place] = token
                 if place + 1 == starts[n_entries]:
                     # Rows after the last one in use are copies of it.
-                    for row in range(place + 1, MOST_ROWS):
+                    for row in range(place + 1, DECODE_ROWS):
                         out[row] = token
 
     return propose

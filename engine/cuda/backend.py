@@ -38,6 +38,7 @@ from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import MixtureLaunches
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.jobs import gpu_job
@@ -50,7 +51,7 @@ from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Ten
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.decode.running import Steps
 from engine.gguf.pages import give_back, touch
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 from engine.machine.memory import available_memory
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
@@ -70,11 +71,11 @@ BATCH_SIZE = 1024
 """The default number of rows of a pass that reads a prompt."""
 
 WIDE = (8, 0)
-"""The lowest compute capability for passes of more rows than a step, whose kernels compute and copy at the same time."""
+"""The lowest compute capability for wide kernels, which compute and copy at the same time."""
 
 FEW_ROWS = 128
-"""Prompts of fewer tokens are read in passes of as many rows as a step: a block of a wide product computes about as many
-columns, whether they are used or not."""
+"""Prompts of fewer tokens are read by narrow kernels: a block of a wide product computes about as many columns, whether they
+are used or not."""
 
 
 class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, DeviceWeight]):
@@ -82,17 +83,18 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     name = "cuda"
     splits = True
+    decode_rows = DECODE_ROWS
     ahead_drafted = DeviceSteps.ahead_drafted
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
         """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,
-        0: ``BATCH_SIZE``.  Below compute capability 8.0 it is at most that of a step, 16.  Raises DeviceError if the GPU
-        cannot be used."""
+        0: ``BATCH_SIZE``.  Below compute capability 8.0 it is at most that of the narrow kernels, 16.  Raises DeviceError
+        if the GPU cannot be used."""
         self.device = device or Device(index)
         self.n_threads = 0
         self.max_rows = max_rows or BATCH_SIZE
         if self.device.compute_capability < WIDE:
-            self.max_rows = min(self.max_rows, STEP_ROWS)
+            self.max_rows = min(self.max_rows, NARROW_ROWS)
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = Memory(self.device)
@@ -149,7 +151,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
         slots = attention.slots(n_ctx, 0)
-        return 4 * sum(attention.scratch(STEP_ROWS, n_head, d_v, slots))
+        return 4 * sum(attention.scratch(NARROW_ROWS, n_head, d_v, slots))
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
         return self.scratch_bytes(n_head, rank, n_ctx)
@@ -211,7 +213,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def inputs(self) -> Batch[Tensor]:
         """Memory for the tokens, positions and slots of passes that run between the steps of an answer, int32 [rows] each.
         The steps themselves use ``tokens`` and ``positions``."""
-        rows = max(self.max_rows, STEP_ROWS)
+        rows = max(self.max_rows, self.decode_rows)
         tokens, positions, sequences = (self.zeros((rows,), np.int32) for _ in range(3))
         return Batch(tokens, positions, sequences)
 
@@ -242,7 +244,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[Tensor] | None
     ) -> SplitPlan:
         """A pass whose inputs are in place."""
-        wide = batch.rows > STEP_ROWS
+        wide = batch.rows > NARROW_ROWS
         if not wide and self._steps is not None:
             self._steps.choose()  # this pass overwrites what the choice reads
         if wide and self._split is not None:
@@ -272,7 +274,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def _place(self, rows: int, inputs: Batch[Tensor] | None) -> Batch[Tensor]:
         """The memory of the inputs of a pass; None: the backend's own, since steps may run between the launches of a pass of
         more rows."""
-        return inputs or (self._wide_inputs if rows > STEP_ROWS else self._inputs)
+        return inputs or (self._wide_inputs if rows > NARROW_ROWS else self._inputs)
 
     def next_rows(self, left: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.
@@ -283,12 +285,12 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         """
         rows = min(left, self.max_rows)
         if rows < FEW_ROWS:
-            return min(rows, STEP_ROWS)
+            return min(rows, NARROW_ROWS)
         if not beside:
             return rows
         odd = left % FEW_ROWS
         if odd:
-            return min(odd, STEP_ROWS)
+            return min(odd, NARROW_ROWS)
         # Eighths of the largest pass in whole units, so that no odd tokens remain.
         unit = max(1, self.max_rows // FEW_ROWS // 8) * FEW_ROWS
         return rows - rows % unit or rows
@@ -318,14 +320,14 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         most = min(self.max_rows, model.cache.n_ctx)
         # Attention may use another kernel for more rows: the least and the most rows cover both.
         wide = (most, FEW_ROWS) if most >= FEW_ROWS else ()
-        for rows in (*wide, STEP_ROWS, 8, 4, 2, 1):  # the most memory first
+        for rows in (*wide, NARROW_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt needs the logits of the last row, a step with drafts those of all rows.
-            for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
+            for n_logits in {1, rows if rows <= NARROW_ROWS else 1}:
                 batch = self._place(rows, None).part(slice(rows))
-                plan = self.recorder.record(partial(model.compute, batch, n_logits), rows > STEP_ROWS)
+                plan = self.recorder.record(partial(model.compute, batch, n_logits), rows > NARROW_ROWS)
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
-            for rows in (STEP_ROWS, 8, 4, 2):
+            for rows in (NARROW_ROWS, 8, 4, 2):
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
@@ -379,7 +381,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self.plans.start(plan, tell if observer is not None else None)
 
     def expect_drafts(self) -> None:
-        """Do nothing: passes of any number of rows up to that of a step use the same kernels."""
+        """Do nothing: passes with drafts use the same kernels as others."""
 
     def observe(self, observer: Observer[Tensor] | None) -> None:
         self._observer = observer
@@ -457,7 +459,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     ) -> Tensor | Deferred:
         query, new = launches.rotate(self.recorder, heads, q, k, v, cache, batch, table)
         gate = q if heads.gated else None
-        if batch.rows > STEP_ROWS:
+        if batch.rows > NARROW_ROWS:
             return launches.attend_wide(self.recorder, heads, query, cache, batch, cache.window, gate)
         return launches.attend(self.recorder, heads, query, new, cache, batch, cache.window, gate)
 
@@ -473,7 +475,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     ) -> Tensor | Deferred:
         query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch, table)
         seen = replace(batch, positions=last)
-        if batch.rows > STEP_ROWS:
+        if batch.rows > NARROW_ROWS:
             return launches.attend_wide(self.recorder, heads, query, cache, seen, window, None)
         return launches.attend(self.recorder, heads, query, None, cache, seen, window)
 
@@ -526,7 +528,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
         given = (x, gates[0], beta, stride, *vectors, positions, sequences, *numbers)
         grid: tuple[int, ...]
-        if rows > STEP_ROWS:
+        if rows > NARROW_ROWS:
             padded = wide_delta_net.padded(rows)
             y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
             records = self.recorder.empty((net.n_v, padded // SPAN, wide_delta_net.RECORD))

@@ -10,11 +10,12 @@ from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.types import CHUNK
 from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cuda.products.grouped import Grouped, group_ids
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred
-from engine.limits import STEP_ROWS, STREAMS
+from engine.limits import STREAMS
 from engine.ops.arithmetic import Arithmetic
 from engine.ops.compressor import Compressor
 
@@ -24,6 +25,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
 
     recorder: Recorder
     max_rows: int
+    decode_rows: int
     _memory: Memory
     _groups: dict[int, Tensor]
 
@@ -31,7 +33,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
 
     def grouped_matmul(self, x: Tensor, weight: DeviceWeight, n_group: int) -> Tensor:
         if n_group not in self._groups:
-            self._groups[n_group] = self._memory.upload(group_ids(max(self.max_rows, STEP_ROWS), n_group))
+            self._groups[n_group] = self._memory.upload(group_ids(max(self.max_rows, self.decode_rows), n_group))
         return Grouped(self.recorder, x, weight, self._groups[n_group][: x.shape[0]]).record()
 
     # --- hyper-connections -------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         listed = min(listed, -(-top_k // CHUNK)) if top_k else listed
         sizes = rows, n_head, d, memory.k_type.bits == 16, memory.window, listed
         of_device = device.multiprocessors, device.shared_memory
-        shape = compressed_attention.geometry(*sizes, *of_device, rows <= STEP_ROWS, batch.mixed)
+        shape = compressed_attention.geometry(*sizes, *of_device, rows <= NARROW_ROWS, batch.mixed)
         sources, numbers = (memory.latents, memory.table, stride, *compressed), (memory.window, ratio, top_k)
         of_rows = (chosen or 0, batch.positions, recorder.slots_of(batch))
         given, threads = (q, *sources, *of_rows, n_head, *numbers, scale), compressed_attention.THREADS

@@ -22,7 +22,7 @@ from engine.cuda.intrinsics import advance, let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.kinds import KernelCode
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -70,7 +70,7 @@ class Masks:
         self._device = device
         self._n_vocab = n_vocab
         self._words = -(-n_vocab // 32)
-        self._parts, self._address = device.pinned((PARTS, STEP_ROWS, 1 + self._words), np.int32)
+        self._parts, self._address = device.pinned((PARTS, DECODE_ROWS, 1 + self._words), np.int32)
         self._used = 0
 
     def apply(self, logits: int, stride: int, masks: Sequence[tuple[int, np.ndarray]]) -> None:

@@ -32,7 +32,7 @@ import numpy as np
 from numba import cuda, njit
 
 from engine.cpu.sample import pack, place_of
-from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, P_ACCEPT, PARAMS_WORDS, SEED, SLOT, warp_max
+from engine.cuda.accept import EMPTY, MOST_K, P_ACCEPT, PARAMS_WORDS, SEED, SLOT, warp_max
 from engine.cuda.accept import accept as end_of_step
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
@@ -40,6 +40,7 @@ from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, Specialization, i32, kernel
 from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.runtime.kinds import KernelCode
+from engine.limits import DECODE_ROWS
 from engine.sampling import sampler as host
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
@@ -565,8 +566,8 @@ class DeviceSampler:
         self.ring, self.ring_address = device.pinned((n_slots, ring_slots, SLOT), np.int32)
         self.ring[...] = EMPTY
         self.params = device.allocate(PARAMS.itemsize * n_slots, "the samplers' parameters")
-        self.best = device.allocate(8 * GROUPS * MOST_ROWS, "the sampler's candidates")
-        self.found = device.allocate(4 * MOST_ROWS, "the tokens found")
+        self.best = device.allocate(8 * GROUPS * DECODE_ROWS, "the sampler's candidates")
+        self.found = device.allocate(4 * DECODE_ROWS, "the tokens found")
         self.step = device.allocate(4 * n_slots, "the number of steps")
         #: The number of results of each slot that have been taken.
         self.taken = [0] * n_slots
@@ -577,10 +578,10 @@ class DeviceSampler:
     def lists(self) -> Candidates:
         """Where candidates are stored, in memory that is allocated on first use."""
         if not self._lists:
-            sizes = (4 * MOST_K * MOST_ROWS, 4 * MOST_K * MOST_ROWS, 4 * MOST_ROWS, 4 * MOST_ROWS, 4 * (MOST_ROWS + 1))
-            self._lists = [self._device.allocate(n_bytes, "the lists of candidates") for n_bytes in sizes]
-            self._device.write(self._lists[3].address, np.zeros(MOST_ROWS, np.int32))
-            self._device.write(self._lists[4].address, np.arange(MOST_ROWS + 1, dtype=np.int32))
+            words = MOST_K * DECODE_ROWS, MOST_K * DECODE_ROWS, DECODE_ROWS, DECODE_ROWS, DECODE_ROWS + 1
+            self._lists = [self._device.allocate(4 * n, "the lists of candidates") for n in words]
+            self._device.write(self._lists[3].address, np.zeros(DECODE_ROWS, np.int32))
+            self._device.write(self._lists[4].address, np.arange(DECODE_ROWS + 1, dtype=np.int32))
         return Candidates(*(memory.address for memory in self._lists[:3]))
 
     @property

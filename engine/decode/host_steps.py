@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.running import InFlightRequest, Running, Step
-from engine.limits import STEP_ROWS
+from engine.limits import MOST_DRAFTS
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
 from engine.speculative.proposal import DeviceDraft
 
@@ -18,6 +18,10 @@ class Readable(Protocol):
     """The interface of a model that steps use."""
 
     cache: KVCache
+
+    @property
+    def ops(self) -> Any:
+        """Its backend (``engine.ops.operations.Operations``)."""
 
     def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
         """Run a pass that stores the tokens of some sequences, and return the logits of the rows of each, float32 [tokens,
@@ -37,7 +41,7 @@ class ModelSteps:
     def room(self, n_known: int) -> int:
         """The most drafts that a step can read after ``n_known`` tokens."""
         cache = self._model.cache
-        return min(cache.n_ctx - n_known, STEP_ROWS - 1, cache.max_rows - 1)
+        return min(cache.n_ctx - n_known, MOST_DRAFTS, self._model.ops.decode_rows - 1, cache.max_rows - 1)
 
 
 class HostSteps(ModelSteps):

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping
 
-from engine.limits import STEP_ROWS
-
 SHARE = 1.35
 """The time for which one prompt is read between two steps, in units of the time of a step."""
 
@@ -19,6 +17,9 @@ WEIGHT = 0.25
 
 LEAST_SECONDS = 1e-6
 """The least time of a piece.  A short piece may end while the host prepares the next step; its measured time is then 0."""
+
+LEAST_ROWS = 16
+"""The least number of tokens of a slice that is read in one piece, unless fewer are left."""
 
 Read = Mapping[int, int]
 """What is read between two steps: the number of pieces, by the number of tokens of the slice that they belong to."""
@@ -98,11 +99,12 @@ class Pace:
 
     def rows(self, left: int, most: int, share: float) -> int:
         """The number of tokens to read at once in one piece, of the ``left`` ones of a prompt and at most ``most``: a power
-        of two, so that few programs serve all parts; 16, or as many as have not taken more than ``share`` seconds."""
+        of two, so that few programs serve all parts; ``LEAST_ROWS``, or as many as have not taken more than ``share``
+        seconds."""
         most = 1 << (min(left, most).bit_length() - 1)
-        size = min(most, STEP_ROWS)
+        size = min(most, LEAST_ROWS)
         while size < most and self._piece.get(size, math.inf) <= share / 2:
             size *= 2
-        while size > STEP_ROWS and self._piece.get(size, 0.0) > share:
+        while size > LEAST_ROWS and self._piece.get(size, 0.0) > share:
             size //= 2
         return size

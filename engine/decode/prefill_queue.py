@@ -10,7 +10,7 @@ from engine.decode.pace import Pace
 from engine.decode.preemption import Displaced, NoRoom
 from engine.decode.prefill import Prefilling, PrefillSlice
 from engine.decode.running_batch import RunningBatch
-from engine.limits import MOST_LOGITS, STEP_ROWS
+from engine.limits import MOST_LOGITS
 from engine.sampling.finite import check_rows
 
 
@@ -122,7 +122,7 @@ class PrefillQueue:
     @property
     def _share(self) -> float:
         """The time, in seconds, for which prompts should be read between two steps."""
-        groups = -(-self._batch.n_running // STEP_ROWS)
+        groups = -(-self._batch.n_running // self._batch.decode_rows)
         return self._pace.share(len(self._batch.prefilling), max(1, groups))
 
     def _score(self, prefilling: Prefilling, first: int, logits: np.ndarray) -> None:

@@ -12,7 +12,6 @@ from engine.decode.request import Request, Waiting
 from engine.decode.running import InFlightRequest, Running, Steps
 from engine.decode.served_model import ServedModel
 from engine.decode.slot import Slot
-from engine.limits import STEP_ROWS
 
 AHEAD_TOKENS = 16
 """Tokens of a request that are computed before somebody asks for them, if others are computed at the same time."""
@@ -39,6 +38,11 @@ class RunningBatch:
         self.host: Steps = HostSteps(self.model)
         self._device: Steps | None = None
         self._on_wait: Callable[[], None] | None = None
+
+    @property
+    def decode_rows(self) -> int:
+        """The most rows of a decode batch."""
+        return self.model.ops.decode_rows
 
     @contextmanager
     def waiting(self, on_wait: Callable[[], None] | None) -> Iterator[None]:
@@ -179,7 +183,7 @@ class RunningBatch:
                 groups.append([running])
                 continue
             kind = id(running.steps)
-            if kind not in shared or len(shared[kind]) == STEP_ROWS:
+            if kind not in shared or len(shared[kind]) == self.decode_rows:
                 shared[kind] = []
                 groups.append(shared[kind])
             shared[kind].append(running)
@@ -193,7 +197,7 @@ class RunningBatch:
         rows = 0
         for i, running in enumerate(sorted(group, key=lambda running: running.request.masked)):
             # Each may draft as much as the others, and what those before it have left.
-            room = STEP_ROWS * (i + 1) // len(group) - rows - 1
+            room = self.decode_rows * (i + 1) // len(group) - rows - 1
             if running.request.masked and any(each.proposal.device_draft is not None for each in batch):
                 room = 0  # drafts of the device replace those of the host, and masks cannot be made for them
             try:

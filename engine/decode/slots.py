@@ -9,7 +9,6 @@ import numpy as np
 from engine.cache.kv import KVCache
 from engine.cache.recurrent import States
 from engine.decode.slot import Slot
-from engine.limits import STEP_ROWS
 
 log = logging.getLogger("bitmirror.decode")
 
@@ -21,11 +20,13 @@ class Slots(Sequence[Slot]):
     again, as a sentence, or None.
     """
 
-    def __init__(self, slots: Sequence[Slot], cache: KVCache) -> None:
+    def __init__(self, slots: Sequence[Slot], cache: KVCache, decode_rows: int) -> None:
+        """decode_rows: the most rows of a decode batch."""
         self.current = slots[0]
         self.reread: str | None = None
         self._slots = list(slots)
         self._cache = cache
+        self._decode_rows = decode_rows
         self._uses = 0
 
     @overload
@@ -78,11 +79,11 @@ class Slots(Sequence[Slot]):
         return kept
 
     def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
-        """Whether the pages without a request suffice for ``tokens``, int32 [n], in a slot, and for one more step."""
-        short = {}
+        """Whether the pages without a request suffice for ``tokens``, int32 [n], in a slot, and for one more decode batch."""
+        short, rows = {}, self._decode_rows
         for paging, pool in self._cache.pools.items():
             idle = sum(len(other.sequence.pages(paging)) for other in self._slots if other.owner is None)
-            needed = min(paging.held(self._cache.n_ctx, STEP_ROWS), -(-(tokens.size + STEP_ROWS) // paging.span))
+            needed = min(paging.held(self._cache.n_ctx, rows), -(-(tokens.size + rows) // paging.span))
             short[paging] = needed - pool.n_free - idle
         if max(short.values(), default=0) <= 0:
             return True

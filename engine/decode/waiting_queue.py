@@ -8,7 +8,6 @@ import numpy as np
 
 from engine.decode.request import Request
 from engine.decode.running_batch import RunningBatch
-from engine.limits import STEP_ROWS
 
 
 class WaitingQueue:
@@ -39,13 +38,13 @@ class WaitingQueue:
 
     def admit(self, wanted: Request | None, failing: Callable[[Request], AbstractContextManager[None]]) -> bool:
         """Give free slots to requests, in the order of their arrival: to those that are asked for, or, if ``wanted`` is None,
-        to all that are not paused; to no more than have rows in a step, since a device may have nothing to do meanwhile.
+        to all that are not paused; to no more than a decode batch has rows, since a device may have nothing to do meanwhile.
         Returns whether there was no room for one of them.
 
         failing: a context that handles the errors of a request.
         """
         ready = (request for request in self.requests if (request.asking if wanted else not request.paused))
-        for request in list(islice(ready, STEP_ROWS)):
+        for request in list(islice(ready, self._batch.decode_rows)):
             if len(self._batch.active) == len(self._slots):
                 return True
             placed = True

@@ -10,11 +10,14 @@ from engine.errors import NoToken
 from engine.grammar.grammar import Grammar
 from engine.grammar.messages import problem
 from engine.grammar.tokens import tokens_of
-from engine.limits import STEP_ROWS
+from engine.limits import MOST_DRAFTS
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+UNSETTLED = MOST_DRAFTS + 1
+"""The most tokens of an answer that may turn out differently: those of one pass."""
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 """One bit per token, the lowest bit of the first word for token 0, int32 [words]: 1 if the token is permitted."""
@@ -26,7 +29,7 @@ class Matcher:
     It is asked about the tokens so far, and follows them from where it was asked last.  So it is the same whether an answer
     goes on, is interrupted and resumed, or continues in another way than its drafts did.
 
-    Two texts that it is asked about may differ in nothing but their last ``STEP_ROWS`` tokens: more are never unsettled.
+    Two texts that it is asked about may differ in nothing but their last ``UNSETTLED`` tokens.
     """
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, n_prompt: int, *, ends_late: bool = False) -> None:
@@ -102,7 +105,7 @@ class Matcher:
         an answer do not depend on its drafts.
         """
         passed = self._n_prompt + len(self._followed)
-        if len(tokens) - passed <= STEP_ROWS:
+        if len(tokens) - passed <= UNSETTLED:
             for n in range(passed + 1, len(tokens)):
                 self.mask(tokens[:n])
         return self._state if self._follow(tokens) and self._mask is None else None
@@ -121,7 +124,7 @@ class Matcher:
         """Move to the end of ``tokens``; returns False if the answer has ended before."""
         followed, first = self._followed, self._n_prompt
         least = min(len(followed), len(tokens) - first)
-        common = max(0, least - STEP_ROWS)
+        common = max(0, least - UNSETTLED)
         while common < least and followed[common] == tokens[first + common]:
             common += 1
         if common < len(followed):

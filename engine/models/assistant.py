@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from engine.arrays import Array, Batch
+from engine.cache.pages import spare
 from engine.cache.sequence import Sequence
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.limits import STEP_ROWS
 from engine.models.attention_config import AttentionConfig
 from engine.models.base import Model
 from engine.models.config import ModelConfig
@@ -30,9 +30,6 @@ from engine.models.families.gemma4 import Gemma4Loader
 from engine.models.linear import products
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
-
-HIDDEN_ROWS = 64
-"""The number of positions whose outputs are kept: more than the steps in flight can write after the last committed one."""
 
 IGNORED = ("masked_embd_centroids.weight", "masked_embd_ordering")
 """Tensors that select the logits to compute; this engine computes all of them."""
@@ -59,10 +56,12 @@ class Assistant(Gemma4Loader):
         self.check_complete()
         #: Memory for the inputs of its passes.
         self.inputs = ops.inputs()
-        #: int32 [2, STEP_ROWS]: P and P - 1 of each row.
-        self.anchor = ops.zeros((2, STEP_ROWS), np.int32)
-        #: float32 [sequences, HIDDEN_ROWS, n_embd_out]: h of position p in row p % HIDDEN_ROWS.
-        self.hidden = target.ops.zeros((target.cache.n_sequences, HIDDEN_ROWS, c.n_embd_out), np.float32)
+        #: int32 [2, decode_rows]: P and P - 1 of each row.
+        self.anchor = ops.zeros((2, ops.decode_rows), np.int32)
+        #: float32 [sequences, length, n_embd_out]: h of position p in row p % length; more positions than the steps in
+        #: flight can write after the last committed one.
+        sizes = target.cache.n_sequences, spare(target.ops.decode_rows), c.n_embd_out
+        self.hidden = target.ops.zeros(sizes, np.float32)
 
     def _memory_of(self, il: int) -> int:
         """The layer of the trunk whose keys and values layer ``il`` reads."""
@@ -89,7 +88,7 @@ class Assistant(Gemma4Loader):
 
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs ``hidden`` [rows, n_embd_out] of the trunk for the tokens of a pass."""
-        last = slice(max(0, batch.rows - HIDDEN_ROWS), batch.rows)
+        last = slice(max(0, batch.rows - self.hidden.shape[1]), batch.rows)
         self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array:
@@ -99,7 +98,7 @@ class Assistant(Gemma4Loader):
         e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
         x = self.pre_projection.apply(ops, ops.beside(e, self.hidden, batch))
         # All drafts of a step have the position of the last sampled token and see the positions before it.
-        places, last = (self.anchor[i : i + 1].reshape(STEP_ROWS)[: batch.rows] for i in range(2))
+        places, last = (self.anchor[i : i + 1].reshape(ops.decode_rows)[: batch.rows] for i in range(2))
         here = replace(batch, positions=places)
         for il, layer in enumerate(self.layers):
             memory = target.cache.layers[self._memories[il]]
@@ -114,7 +113,8 @@ class Assistant(Gemma4Loader):
 
     def stand(self, position: int) -> None:
         """Set the position of the last sampled token that the next drafts follow, at least 1."""
-        self.ops.store(self.anchor, 0, np.repeat(np.array([[position], [position - 1]], np.int32), STEP_ROWS, 1))
+        anchor = np.array([[position], [position - 1]], np.int32)
+        self.ops.store(self.anchor, 0, np.repeat(anchor, self.ops.decode_rows, 1))
 
     def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
         """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence."""

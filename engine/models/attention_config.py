@@ -37,9 +37,9 @@ class AttentionConfig(MixerConfig):
     temperature: tuple[float, int] | None = None
     source: int | None = None
 
-    def cache_spec(self, rewind: int) -> AttentionCacheSpec:
+    def cache_spec(self, rewind: int, decode_rows: int) -> AttentionCacheSpec:
         """Keys and values."""
-        return AttentionCacheSpec(self.n_head_kv, self.d_k, self.d_v, self.window)
+        return AttentionCacheSpec(self.n_head_kv, self.d_k, self.d_v, self.window, decode_rows)
 
     @property
     def row_elements(self) -> int:

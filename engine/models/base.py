@@ -52,7 +52,7 @@ class Model(Loader):
         self.rewind = rewind
         self.n_sequences = n_sequences
         #: The most rows of a pass.
-        self.max_rows = pass_rows(ops.max_rows, n_ctx)
+        self.max_rows = pass_rows(ops.max_rows, n_ctx, ops.decode_rows)
         self.drafter: Drafter[Array] | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
@@ -65,7 +65,7 @@ class Model(Loader):
         config = self.config
         # The cache comes last, when the tensors have confirmed the sizes in the metadata.
         others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
-        specs = cache_specs(config, rewind)
+        specs = cache_specs(config, rewind, ops.decode_rows)
         self.cache = KVCache(specs, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
         #: The number of positions whose rotation angles a pass has needed, in whole chunks.
         self._n_angles = 0

@@ -47,10 +47,10 @@ class CompressedConfig(MixerConfig):
         """The number of consecutive blocks that a compressed row is made of."""
         return 2 if self.indexer is not None else 1
 
-    def cache_spec(self, rewind: int) -> CompressedCacheSpec:
+    def cache_spec(self, rewind: int, decode_rows: int) -> CompressedCacheSpec:
         """Latents of the window, compressed rows, and what the next ones are made of."""
         keys, top_k = (self.indexer.d, self.indexer.top_k) if self.indexer is not None else (0, 0)
-        return CompressedCacheSpec(self.d, self.window, self.ratio, self.overlap, keys, top_k, rewind)
+        return CompressedCacheSpec(self.d, self.window, self.ratio, self.overlap, keys, top_k, rewind, decode_rows)
 
     @property
     def row_elements(self) -> int:

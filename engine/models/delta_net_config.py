@@ -11,9 +11,11 @@ from engine.ops.delta_net import DeltaNetSizes
 class DeltaNetConfig(DeltaNetSizes, MixerConfig):
     """A mixer: a gated delta net of these sizes."""
 
-    def cache_spec(self, rewind: int) -> RecurrentCacheSpec:
+    def cache_spec(self, rewind: int, decode_rows: int) -> RecurrentCacheSpec:
         """States, lists of the latest tokens, and inputs of the convolution."""
-        return RecurrentCacheSpec(self.n_channels, self.n_conv, self.n_k, self.n_v, self.state_size, rewind)
+        return RecurrentCacheSpec(
+            self.n_channels, self.n_conv, self.n_k, self.n_v, self.state_size, rewind, decode_rows
+        )
 
     @property
     def row_elements(self) -> int:

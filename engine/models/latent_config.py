@@ -37,7 +37,7 @@ class LatentConfig(MixerConfig):
         """Elements that are stored per position."""
         return self.rank + self.n_rope
 
-    def cache_spec(self, rewind: int) -> LatentCacheSpec:
+    def cache_spec(self, rewind: int, decode_rows: int) -> LatentCacheSpec:
         """Latents."""
         return LatentCacheSpec(self.width)
 

@@ -27,8 +27,9 @@ class MixerConfig(ABC):
     """The sizes and options of a mixer.  A subclass is a frozen dataclass."""
 
     @abstractmethod
-    def cache_spec(self, rewind: int) -> CacheSpec:
-        """What a layer stores of earlier tokens, so that the latest ``rewind`` tokens can be rolled back."""
+    def cache_spec(self, rewind: int, decode_rows: int) -> CacheSpec:
+        """What a layer stores of earlier tokens, so that the latest ``rewind`` tokens can be rolled back; decode_rows: the
+        most rows of a decode batch."""
 
     @property
     @abstractmethod

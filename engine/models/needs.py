@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from engine.cache.kv import pass_rows
 from engine.cache.spec import CacheSpec, Ring
 from engine.cache.types import Types
+from engine.limits import DECODE_ROWS
 from engine.models.config import ModelConfig
 from engine.ops.operations import AnyOperations
 
@@ -22,9 +23,9 @@ def context_bytes(
     """Bytes that a model needs besides its weights, for ``n_sequences`` contexts of ``n_ctx`` positions that share
     ``capacity`` positions (0: ``n_ctx`` for each) and are read at most ``rows`` at a time: its caches with their
     tables of pages, the angles of rotations, and what a pass needs."""
-    most = pass_rows(rows, n_ctx)
+    most = pass_rows(rows, n_ctx, ops.decode_rows)
     sizes = n_ctx, most, types, n_sequences, capacity
-    specs = cache_specs(config, rewind)
+    specs = cache_specs(config, rewind, ops.decode_rows)
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp is not None:
         cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity * n_sequences
@@ -39,10 +40,10 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
     return scratch + rows * (row_bytes(config) + scores)
 
 
-def cache_specs(config: ModelConfig, rewind: int) -> list[CacheSpec]:
+def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:
     """What each layer that has a memory of its own stores; the layer that drafts comes last.  rewind: the number of latest
-    tokens that recurrent layers can roll back."""
-    return [config.all_layers[il].mixer.cache_spec(rewind) for il in config.owners]
+    tokens that recurrent layers can roll back; decode_rows: the most rows of a decode batch."""
+    return [config.all_layers[il].mixer.cache_spec(rewind, decode_rows) for il in config.owners]
 
 
 def table_bytes(specs: Iterable[CacheSpec], types: Types, n_ctx: int, n_sequences: int) -> int:

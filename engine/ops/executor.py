@@ -39,6 +39,9 @@ class Executor(Protocol[A]):
     max_rows: int
     """The number of rows of the largest pass that reads a prompt."""
 
+    decode_rows: int
+    """The most rows of a decode batch: of all answers that one pass continues, with their drafts."""
+
     splits: bool
     """Whether passes of many rows have several pieces (``split``)."""
 

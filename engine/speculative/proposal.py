@@ -47,7 +47,7 @@ class DeviceDraft(Protocol):
 
     @property
     def anchor(self) -> Array | None:
-        """An array int32 [2, STEP_ROWS] of ``ops`` for the position of the last sampled token of each request in a pass,
+        """An array int32 [2, decode_rows] of ``ops`` for the position of the last sampled token of each request in a pass,
         and the position before it; None if it uses neither."""
 
     @property

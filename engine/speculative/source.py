@@ -96,7 +96,7 @@ class Source:
     @property
     def anchor(self) -> Array | None:
         """Memory for the position of the last sampled token of each answer in a pass, and the position before it, int32 [2,
-        STEP_ROWS]; None for sources that use neither."""
+        decode_rows]; None for sources that use neither."""
         return None
 
     def reserve(self, length: int) -> None:

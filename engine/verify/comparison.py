@@ -6,11 +6,10 @@ from typing import Any, cast
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cuda.accept import MOST_ROWS
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.sample import DeviceSampler, Rows, edits
-from engine.limits import MOST_LOGITS, STEP_ROWS
+from engine.limits import DECODE_ROWS, MOST_LOGITS
 from engine.llm import LLM
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import SpeculationParams
@@ -52,7 +51,7 @@ class Comparison:
         for _, counts in self._readings(len(ids)):
             self._reset()
             for tokens, positions in passes(ids, counts):
-                both.forward(tokens, positions, min(tokens.size, STEP_ROWS))
+                both.forward(tokens, positions, min(tokens.size, DECODE_ROWS))
         if self.cpu.model.drafter is not None:
             for position in range(len(ids), min(len(ids) + 2, self.cpu.n_ctx)):
                 both.draft(ids[-1], position)
@@ -163,7 +162,7 @@ class Comparison:
             if check.differing.any():
                 return f"the cache that the pass begins with differs already: {check.show()}"
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
-        n, n_logits = tokens.size, min(tokens.size, STEP_ROWS)
+        n, n_logits = tokens.size, min(tokens.size, DECODE_ROWS)
         try:
             Lockstep(self.cpu.model, model, lambda site, check: None).forward(tokens, positions, n_logits)
         except Difference as difference:
@@ -187,7 +186,7 @@ class Comparison:
                 last = len(history) - 1
                 memory = np.zeros(self.gpu.n_ctx, np.int32)
                 memory[: len(history)] = history
-                inputs = [np.full(MOST_ROWS, value, np.int32) for value in (history[-1], last, 0)]
+                inputs = [np.full(DECODE_ROWS, value, np.int32) for value in (history[-1], last, 0)]
                 starts, at = np.array([0, 1], np.int32), np.array([last], np.int32)
                 held = [ops.upload(array) for array in (row, *inputs, starts, memory, at)]
                 given, *addresses, place = (tensor.address for tensor in held)

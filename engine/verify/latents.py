@@ -8,7 +8,7 @@ import numpy as np
 from engine.cache.contents import Paged, rows_at
 from engine.cache.types import CHUNK
 from engine.cpu.latent_attention import attend_groups
-from engine.limits import STEP_ROWS
+from engine.cuda.rows import NARROW_ROWS
 
 f32 = np.float32
 
@@ -55,7 +55,7 @@ def of_chunks(
     their table in ``table.cpu``.
     """
     rows, n_head, rank = q.shape
-    if rows > STEP_ROWS:
+    if rows > NARROW_ROWS:
         return  # the rows belong to several launches, each with its own results
     slots = values["mass"].size // (2 * rows * n_head)
     # Groups of one chunk each.

@@ -24,10 +24,10 @@ from engine.cache.spec import LayerMemory, StoredRows, of_sequence
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
 from engine.cuda.products.quantize import is_wide
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
 from engine.errors import DeviceError
-from engine.limits import STEP_ROWS
 from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
 from engine.ops.observation import Observation
@@ -485,7 +485,7 @@ class Lockstep:
         """Checks of the attention kernel's results for each chunk."""
         gpu, heads, cache, positions = self._gpu.ops, attended.heads, attended.cache, attended.last.cpu
         rows, d_v = positions.size, cache.d_v
-        if rows > STEP_ROWS:
+        if rows > NARROW_ROWS:
             return []  # the rows belong to several launches, each with its own results
         slots = values["mass"].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32

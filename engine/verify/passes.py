@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.limits import STEP_ROWS
+from engine.cuda.rows import NARROW_ROWS
 
 
 def sizes(n: int) -> list[int]:
@@ -17,12 +17,12 @@ def sizes(n: int) -> list[int]:
 
 
 def wide_sizes(most: int, n: int) -> list[int]:
-    """Row counts of passes of at most ``most`` rows that read n tokens: a long one, one just longer than a step, and the
-    rest; empty if no pass can have more rows than a step."""
-    if min(most, n) <= STEP_ROWS:
+    """Row counts of passes of at most ``most`` rows that read n tokens: a long one, one with just enough rows for
+    wide kernels, and the rest; empty if no pass can have as many rows."""
+    if min(most, n) <= NARROW_ROWS:
         return []
-    first = min(most, max(STEP_ROWS + 1, 3 * n // 5))
-    second = min(STEP_ROWS + 1, most, n - first)
+    first = min(most, max(NARROW_ROWS + 1, 3 * n // 5))
+    second = min(NARROW_ROWS + 1, most, n - first)
     return [count for count in (first, second, *in_steps_of(most, n - first - second)) if count]
 
 

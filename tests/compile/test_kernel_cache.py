@@ -132,7 +132,7 @@ def test_a_constant_that_a_kernel_reads_changes_the_fingerprint(part: kernel_cac
         if place is not None:
             found.setdefault(place[0], {})[name] = place[1]
     names_found = {name for names in found.values() for name in names}
-    assert names_found >= ({"CHUNK", "BLOCK", "LANES", "TINY"} if part == "cpu" else {"CHUNK", "MOST_ROWS"})
+    assert names_found >= ({"CHUNK", "BLOCK", "LANES", "TINY"} if part == "cpu" else {"CHUNK", "DECODE_ROWS"})
     sources = Sources(files)
     before = sources.definitions(part)
     for module, lines in found.items():

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from engine.errors import NoToken, UsageError
 from engine.grammar.grammar import Grammar
-from engine.grammar.matcher import Mask, Matcher
+from engine.grammar.matcher import UNSETTLED, Mask, Matcher
 from engine.grammar.tokens import tokens_of
-from engine.limits import STEP_ROWS
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.text.tokenizer import Tokenizer
 from tests.tiers import examples
@@ -96,7 +95,7 @@ OBJECTS = Grammar.json_schema({"type": "array", "items": {"type": "object"}, "mi
 @examples(20)
 @given(
     st.integers(0, 1 << 20),
-    st.lists(st.tuples(st.integers(0, STEP_ROWS - 1), st.integers(0, STEP_ROWS - 1)), max_size=8),
+    st.lists(st.tuples(st.integers(0, UNSETTLED - 1), st.integers(0, UNSETTLED - 1)), max_size=8),
 )
 def test_going_back_leaves_no_trace(seed: int, moves: list[tuple[int, int]]) -> None:
     """Drafts that other tokens replace change nothing, however far back."""

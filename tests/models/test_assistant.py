@@ -12,7 +12,6 @@ import engine
 from engine.cache.types import BLOCK
 from engine.errors import GGUFError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
-from engine.models.assistant import HIDDEN_ROWS
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.params import SpeculationParams
@@ -188,19 +187,20 @@ def test_a_conversation_is_drafted_as_a_fresh_start(llm: engine.LLM) -> None:
     rng = np.random.default_rng(1)
     first = llm.tokenize(PROMPTS[16] * 3)
     answer = llm.complete(first, max_tokens=30, temperature=0, ignore_eos=True).ids
-    longer = first + answer
+    assistant: Any = llm.model.drafter
+    longer, kept = first + answer, assistant.hidden.shape[1]
+    assert kept == 64 and len(first) > kept + 10
     prompts = [
         longer,  # all but the last token is in the cache
         longer + llm.tokenize(PROMPTS[3], special=False),
         first,  # the same again
         first[:-20],  # a part of it
         longer[:-10] + rng.integers(10, 500, 7).tolist(),
-        first[: len(first) - HIDDEN_ROWS - 3] + [100, 101],  # longer ago than outputs are kept
+        first[: len(first) - kept - 3] + [100, 101],  # longer ago than outputs are kept
         [*first[:5], 77],
         [first[0], 77],
         longer,
     ]
-    assert len(first) > HIDDEN_ROWS + 10
     for prompt in prompts:
         fresh.reset()
         expected = drafts(fresh, prompt, 5)
@@ -314,7 +314,7 @@ def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[s
     for n in (1, 2, 32, 33, 130):
         llm.reset()
         logits = llm.logits(ids[:n])[-1]
-        h = np.array(llm.model.drafter.hidden[0, (n - 1) % HIDDEN_ROWS], np.float64)
+        h = np.array(llm.model.drafter.hidden[0, (n - 1) % 64], np.float64)
         # It is what the head reads.
         z = table @ h
         assert np.abs(30 * np.tanh(z / 30) - logits).max() < 1e-4

@@ -9,7 +9,7 @@ import pytest
 import engine
 from engine.cache.kv import pass_rows
 from engine.errors import ContextError, UsageError
-from engine.limits import STEP_ROWS
+from engine.limits import MOST_DRAFTS
 from engine.models.needs import angle_bytes, row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -113,7 +113,7 @@ def test_drafts_do_not_depend_on_it(size: int) -> None:
     steps: Any = type("Steps", (), {"_model": llm.model})()
     from engine.decode.host_steps import ModelSteps
 
-    assert ModelSteps.room(steps, 10) == STEP_ROWS - 1
+    assert ModelSteps.room(steps, 10) == MOST_DRAFTS
     found = llm.complete(prompt, speculation=SpeculationParams(lookup=True, draft_max=15), **options)
     assert found.ids == expected.ids
     assert found.speculation is not None and found.speculation.drafted > 0
@@ -147,10 +147,6 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rows_of_a_pass() -> None:
-    assert [pass_rows(*given) for given in ((1, 100), (16, 100), (64, 100), (1024, 100), (8, 4))] == [
-        16,
-        16,
-        64,
-        100,
-        4,
-    ]
+    sizes = (1, 100), (16, 100), (64, 100), (1024, 100), (8, 4)
+    assert [pass_rows(*given, 16) for given in sizes] == [16, 16, 64, 100, 4]
+    assert [pass_rows(*given, 32) for given in sizes] == [32, 32, 64, 100, 4]

@@ -14,7 +14,7 @@ from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
 from engine.errors import ContextError
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 from engine.synthetic.model import make_model
 from tests.families import quantized, rewritten, write_quantized
 from tests.oracle.families.deepseek4 import CASES
@@ -141,7 +141,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     # In company: each begins alone, and the others find everything as they left it.
     found: list[list[np.ndarray]] = [[read(model, model.sequences[i], texts[i][: BEGUN[i]])] for i in range(3)]
     for rows in PASSES:
-        assert sum(map(sum, rows.values())) <= STEP_ROWS
+        assert sum(map(sum, rows.values())) <= DECODE_ROWS
         parts = []
         for i, (right, wrong) in rows.items():
             at = model.sequences[i].length

@@ -40,6 +40,7 @@ class Chain:
         self.tokens: list[int] = []
         self.salt = ""
         self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
+        self.ops = SimpleNamespace(decode_rows=16)
 
     @property
     def length(self) -> int:

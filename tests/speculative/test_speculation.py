@@ -16,7 +16,7 @@ from engine.decode.host_steps import HostSteps
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, Step, follow
 from engine.errors import UsageError
-from engine.limits import MOST_DRAFTS, STEP_ROWS
+from engine.limits import DECODE_ROWS, MOST_DRAFTS
 from engine.models.base import Model
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import SpeculationParams
@@ -229,7 +229,7 @@ def test_the_cache_ends_where_the_reader_does(
     files: dict[str, Path], architecture: str, scripts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through LLM.decode, one answer after another on the same cache, in which gemma3 uses pages again and again."""
-    llm = load(files[architecture], N_CTX[architecture], batch_size=STEP_ROWS)
+    llm = load(files[architecture], N_CTX[architecture], batch_size=DECODE_ROWS)
     random = np.random.default_rng(1)
     prompt = random.integers(0, 289, 5).tolist()
     references = [reference(llm.model, prompt, options) for options in OPTIONS]
@@ -505,7 +505,7 @@ def test_a_draft_model_that_is_never_sure_is_left_alone(
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.6, "seed": 2}])
 def test_a_window_that_wraps_around(files: dict[str, Path], options: dict[str, Any]) -> None:
     n_ctx = 400
-    llm, plain = (load(files["gemma3"], n_ctx, batch_size=STEP_ROWS) for _ in range(2))
+    llm, plain = (load(files["gemma3"], n_ctx, batch_size=DECODE_ROWS) for _ in range(2))
     assert {layer.window for layer in llm.cache.layers} == {0, 20}
     assert max(layer.pages for layer in llm.cache.layers if layer.window) * CHUNK < n_ctx / 2
     options = REPEATS | {"max_tokens": -1} | options

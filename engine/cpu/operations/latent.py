@@ -12,7 +12,6 @@ from engine.cpu import latent_attention, rope
 from engine.cpu.operations.products import Pairs, ProductOperations
 from engine.cpu.products.repack import Matrix
 from engine.cpu.runtime.pool import aligned
-from engine.limits import STEP_ROWS
 from engine.ops.latent import Latent
 
 f32 = np.float32
@@ -40,6 +39,7 @@ class LatentOperations(ProductOperations):
     """Attention over latents, with the products of its heads."""
 
     max_rows: int
+    decode_rows: int
 
     def __init__(self, n_threads: int) -> None:
         super().__init__(n_threads)
@@ -106,7 +106,7 @@ class LatentOperations(ProductOperations):
     ) -> np.ndarray:
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape
-        at_once, groups = parts(n_head, rank, cache.table.shape[1], max(self.max_rows, STEP_ROWS))
+        at_once, groups = parts(n_head, rank, cache.table.shape[1], max(self.max_rows, self.decode_rows))
         out, sequences = self.empty(q.shape), self.slots_of(batch)
         most = self._parts((at_once, groups, n_head, 2)), self._parts((at_once, groups, n_head, rank))
         for first in range(0, rows, at_once):

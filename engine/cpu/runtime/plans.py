@@ -7,7 +7,7 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.recorder import Recorder
-from engine.limits import STEP_ROWS
+from engine.limits import DECODE_ROWS
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
@@ -56,7 +56,7 @@ class Plans:
     def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int, mixed: bool = False) -> Plan:
         """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
         largest pass; mixed: see :class:`engine.arrays.Batch`."""
-        key, passing = (forward, rows, n_logits, mixed), STEP_ROWS < rows < most
+        key, passing = (forward, rows, n_logits, mixed), DECODE_ROWS < rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
             plan = self.record(forward, rows, n_logits, mixed)

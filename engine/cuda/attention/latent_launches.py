@@ -7,10 +7,10 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents
 from engine.cuda.attention import tiled
 from engine.cuda.products.heads import HeadProducts
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import Attended
-from engine.limits import STEP_ROWS
 from engine.ops.latent import Latent
 
 
@@ -29,7 +29,7 @@ def rotate(
     n_head = latent.n_head if queries is not None else 0
     out = recorder.empty((rows, n_head, cache.width)) if n_head else None
     half = cache.k_type.bits == 16
-    kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, rows <= STEP_ROWS)
+    kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, rows <= NARROW_ROWS)
     q, r = queries or (0, 0)
     arguments = (
         *(q, r, c, k_rope, batch.positions, recorder.slots_of(batch), cache.table),
@@ -50,7 +50,7 @@ def attend(
     sequences: Tensor,
     mixed: bool,
 ) -> Attended:
-    """Record attention of queries over the cache up to ``positions``, of at most as many rows as a step has; unless they are
+    """Record attention of queries over the cache up to ``positions``, of at most ``NARROW_ROWS`` rows; unless they are
     ``mixed``, all belong to sequence sequences[0].  The chunks of the result [rows, n_head * rank] are joined when it is
     used."""
     rows, slots, device = positions.size, cache.table.shape[1], recorder.device
@@ -71,7 +71,7 @@ def attend_wide(
     positions: Tensor,
     sequences: Tensor,
 ) -> Tensor:
-    """Record attention of more rows than a step has, all of sequence sequences[0]: float32 [rows, n_head * rank]."""
+    """Record attention of more rows than narrow kernels take, all of sequence sequences[0]: float32 [rows, n_head * rank]."""
     rows, n_head, kind, device = positions.size, latent.n_head, cache.k_type.name, recorder.device
     out, width, rank = recorder.empty((rows, n_head * latent.rank)), cache.width, latent.rank
     shared = device.shared_memory
@@ -84,9 +84,9 @@ def attend_wide(
         sizes_of = rows, cache.pages, cache.table.shape[1]
         recorder.launch(kernel, grid, block, (*places, *sizes_of, 0, latent.scale), result=out)
         return out
-    # As many rows as a step at a time.  The last group overlaps the one before it, so that all use the same kernel.
-    for start in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
-        part = slice(start, start + STEP_ROWS)
+    # Narrow kernels, some rows at a time.  The last group overlaps the one before it, so that all use the same kernel.
+    for start in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
+        part = slice(start, start + NARROW_ROWS)
         # Without a name, which would keep the memory of its chunks while the next group takes as much again.
         attend(recorder, latent, query[part], cache, positions[part], sequences, False).write(recorder, out[part])
     return out
@@ -108,5 +108,5 @@ def latent_attention(
     query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, batch)
     assert query is not None
     given = recorder, latent, query, cache, batch.positions, recorder.slots_of(batch)
-    attended = attend(*given, batch.mixed) if rows <= STEP_ROWS else attend_wide(*given)
+    attended = attend(*given, batch.mixed) if rows <= NARROW_ROWS else attend_wide(*given)
     return products.multiply(attended, latent.v_b).reshape(rows, latent.n_head * latent.d_v)

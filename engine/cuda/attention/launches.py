@@ -12,10 +12,10 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
 from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
 from engine.cuda.runtime.values import Attended
-from engine.limits import STEP_ROWS
 from engine.ops.heads import Heads
 
 
@@ -45,11 +45,11 @@ def rotate(
         query = recorder.empty((rows, n_head, d_k // 4), np.uint32), recorder.empty((rows, n_head, d_k // 32))
     else:
         query = (recorder.empty((rows, n_head, d_k)),)
-    noted = rope.notes(*kinds) and n_head_kv > 0 and rows <= STEP_ROWS
+    noted = rope.notes(*kinds) and n_head_kv > 0 and rows <= NARROW_ROWS
     new = recorder.empty((rows, n_head_kv, d_k + d_v), np.uint32) if noted else None
     biased, normed = heads.biases is not None, heads.q_norm is not None
     scaled = q is not None and heads.query_scales is not None
-    how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS, heads.norm_after, scaled
+    how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= NARROW_ROWS, heads.norm_after, scaled
     kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * angles.shape[2] if angles else 0, *how)
     scale = heads.scale * LOG2_E if kinds[0].whole else heads.scale
     given: tuple[Argument, ...] = (
@@ -115,9 +115,9 @@ def attend_wide(
     window: int,
     gate: Tensor | None,
 ) -> Tensor:
-    """Record attention of more rows than a step has, all of one sequence; their keys and values are in the cache: float32
-    [rows, n_head * d_v]."""
-    assert not batch.mixed, f"a pass of several sequences has at most {STEP_ROWS} rows"
+    """Record attention of more rows than narrow kernels take, all of one sequence; their keys and values are in the cache:
+    float32 [rows, n_head * d_v]."""
+    assert not batch.mixed, f"attention of several sequences takes at most {NARROW_ROWS} rows"
     rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
@@ -136,9 +136,9 @@ def attend_wide(
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
         recorder.launch(kernel, grid, block, (*given, *read, *numbers, heads.scale), result=out)
         return out
-    # As many rows as a step at a time.  The last group overlaps the one before it, so that all use the same kernel.
-    for first in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
-        part = slice(first, first + STEP_ROWS)
+    # Narrow kernels, some rows at a time.  The last group overlaps the one before it, so that all use the same kernel.
+    for first in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
+        part = slice(first, first + NARROW_ROWS)
         own = replace(batch, positions=positions[part])
         of_part = tuple(x[part] for x in query), None, cache, own, window, gate[part] if gate else None
         attend(recorder, heads, *of_part).write(recorder, out[part])

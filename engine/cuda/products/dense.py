@@ -9,17 +9,19 @@ import numpy as np
 
 from engine.cuda.products import matmul as kernels
 from engine.cuda.products import wide_matmul
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, plain, quantized
-from engine.limits import STEP_ROWS
 
 DEEP_TILES = 2
 """The most tiles per multiprocessor for which a warp of a matrix product keeps two records in flight."""
 
 WIDE_FLOATS = 4
-"""The number of weight rows of a float format that a warp multiplies with 16 rows at a time, in passes of more rows than a
-step."""
+"""The number of weight rows of a float format that a warp of a wide product multiplies with ``FLOAT_ROWS`` rows at a time."""
+
+FLOAT_ROWS = 16
+"""The number of rows that a wide product multiplies with a matrix of a float format at a time."""
 
 
 def matmul(
@@ -45,7 +47,7 @@ def matmul(
         # Group matrices by format, so that a launch contains the code of each format once.
         members.sort(key=lambda i: weights[i].format.name)
         runs, multiply = [members], _matmul_quantized
-        if rows > STEP_ROWS:
+        if rows > NARROW_ROWS:
             # A launch contains the code of one format.
             runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
             multiply = _matmul_wide
@@ -57,7 +59,7 @@ def matmul(
 
 def can_add_bias(weight: DeviceWeight, rows: int) -> bool:
     """Whether the product of ``rows`` rows with this matrix can add a bias."""
-    return weight.format.quantized and rows <= STEP_ROWS
+    return weight.format.quantized and rows <= NARROW_ROWS
 
 
 def results(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -137,10 +139,10 @@ def _matmul_floats(
     pairs = sorted(zip(weights, outputs, strict=True), key=lambda pair: pair[0].format.name)
     for name, run in groupby(pairs, key=lambda pair: pair[0].format.name):
         members = list(run)
-        if rows > STEP_ROWS:
+        if rows > NARROW_ROWS:
             for weight, out in members:
-                kernel = kernels.matmul_float_wide(name, STEP_ROWS, add, WIDE_FLOATS)
-                grid = kernels.wide_grid(rows, weight.rows, STEP_ROWS, WIDE_FLOATS)
+                kernel = kernels.matmul_float_wide(name, FLOAT_ROWS, add, WIDE_FLOATS)
+                grid = kernels.wide_grid(rows, weight.rows, FLOAT_ROWS, WIDE_FLOATS)
                 arguments: tuple[Argument, ...] = (weight, x, rows, columns, weight.rows, residual or 0, out)
                 recorder.launch(kernel, grid, 256, arguments, result=out)
             continue

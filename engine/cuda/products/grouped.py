@@ -6,10 +6,10 @@ It is the last product of a mixture in which every row uses every expert, the gr
 import numpy as np
 
 from engine.cuda.products.mixture import MixtureLaunches
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import plain, quantized
-from engine.limits import STEP_ROWS
 from engine.ops.experts import Experts
 
 
@@ -22,7 +22,7 @@ class Grouped(MixtureLaunches):
         self._parts = x.reshape(rows * n_group, weight.columns)
         self._experts = Experts(n_group, n_group, weight, weight, weight, weight)
         self._weight, self._rows, self._pairs, self._ids = weight, rows, rows * n_group, ids
-        self._wide, self._joins, self._routed, self._sorted = rows > STEP_ROWS, False, True, None
+        self._wide, self._joins, self._routed, self._sorted = rows > NARROW_ROWS, False, True, None
         self._choice, self._weights = (0, 0, 0, 0), ids
 
     def record(self) -> Tensor:

@@ -21,13 +21,13 @@ from engine.cuda.products import wide_experts
 from engine.cuda.products.chain import make_chain
 from engine.cuda.products.experts import resident, tiles
 from engine.cuda.products.matmul import compiled_rows, make_load_float, warps
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, plain, quantized
 from engine.gguf.quants import CHAINS, FORMATS
-from engine.limits import STEP_ROWS
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -167,7 +167,7 @@ class HeadProducts:
             recorder.launch(matmul_heads_float(entry.name), grid, 256, arguments, result=out)
             return out
         units = weight.columns // entry.unit
-        if rows > STEP_ROWS:
+        if rows > NARROW_ROWS:
             by_pair = plain(recorder, x).reshape(rows * n_head, weight.columns)
             self._multiply_wide(quantized(recorder, by_pair, entry.unit, rows), weight, units, n_rows, out)
             return out

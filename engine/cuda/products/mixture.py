@@ -20,12 +20,12 @@ import numpy as np
 
 from engine.cuda.products import dense, join, matmul, quantize, router, row_experts, wide_experts
 from engine.cuda.products import experts as kernels
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.kinds import Constant
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain, quantized
 from engine.gguf.quants import CHAINS
-from engine.limits import STEP_ROWS
 from engine.ops.experts import Experts, present
 
 Activations: TypeAlias = Int8 | Tensor
@@ -58,7 +58,7 @@ class MixtureLaunches:
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
         self._activated: dict[int, Activations] = {}
-        self._wide = self._rows > STEP_ROWS
+        self._wide = self._rows > NARROW_ROWS
         #: Whether the launches of the experts include the shared network.
         self._joins = (
             experts.shared is not None
@@ -129,7 +129,7 @@ class MixtureLaunches:
         n, x, seen = matrix.columns, self._x, self._router_x
         # For many rows, products that read the router once per 16 rows save more than their launches cost.
         fits = matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS
-        fits = fits and self._rows <= STEP_ROWS
+        fits = fits and self._rows <= NARROW_ROWS
         if not (fits and isinstance(x, Normalized) and isinstance(seen, Normalized) and x.normalizes_as(seen)):
             (logits,) = dense.matmul(recorder, seen, (matrix,))
             return logits

@@ -37,11 +37,11 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import TINY
-from engine.limits import STEP_ROWS
 from engine.ops.activation import KINDS
 
 RUN = 256
@@ -61,7 +61,7 @@ I = np.int32  # noqa: E741
 
 def is_wide(unit: int, rows: int) -> bool:
     """Whether activations of ``rows`` rows have their sums as float16, for tensor cores."""
-    return unit == RUN and rows > STEP_ROWS
+    return unit == RUN and rows > NARROW_ROWS
 
 
 def make_store(unit: int, wide: bool = False) -> DeviceFunction:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.arrays import Batch
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
-from engine.limits import STEP_ROWS
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
@@ -32,7 +32,7 @@ def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
     so kernels of these passes keep their own.  shared_memory: the maximum shared memory of a block, in bytes.
     """
     kernels = [launch.kernel for launch in launches]
-    if rows > STEP_ROWS or any(kernel.kernel.cached for kernel in kernels):
+    if rows > NARROW_ROWS or any(kernel.kernel.cached for kernel in kernels):
         return 0
     return max((shared_percent(kernel.shared, kernel.blocks, shared_memory) for kernel in kernels), default=0)
 
@@ -59,12 +59,12 @@ class Plans:
         A pass with at most as many rows as a step, or with the maximum, is captured at once.  Others are captured when they
         are launched as a whole for the second time.
         """
-        key, often = (forward, rows, n_logits, place.tokens.address, mixed), rows <= STEP_ROWS or rows == most
+        key, often = (forward, rows, n_logits, place.tokens.address, mixed), rows <= NARROW_ROWS or rows == most
         passing = not often and padded(rows) != rows
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
             batch = replace(place.part(slice(rows)), mixed=mixed)
-            plan = self._recorder.record(lambda: forward(batch, n_logits), rows > STEP_ROWS)
+            plan = self._recorder.record(lambda: forward(batch, n_logits), rows > NARROW_ROWS)
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)
             if often:
                 self.capture(plan)

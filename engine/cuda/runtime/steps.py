@@ -37,6 +37,7 @@ from engine.decode.host_steps import ModelSteps
 from engine.decode.running import InFlightRequest, Running, Step
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
+from engine.limits import DECODE_ROWS
 from engine.ops.device import DeviceOperations
 from engine.ops.executor import Forward
 from engine.ops.model import AnyModel
@@ -157,10 +158,8 @@ class DeviceSteps(ModelSteps):
         self._history = ops.zeros((n, self._n_ctx), np.int32)
         self._at = ops.zeros((n,), np.int32)
         #: The first row of each entry: in the latest layout, and, as row n of a table, for a single entry of n rows.
-        self._starts = ops.zeros((accept.MOST_ROWS + 1,), np.int32)
-        self._alone = ops.upload(
-            np.array([[0] + accept.MOST_ROWS * [n] for n in range(accept.MOST_ROWS + 1)], np.int32)
-        )
+        self._starts = ops.zeros((DECODE_ROWS + 1,), np.int32)
+        self._alone = ops.upload(np.array([[0] + DECODE_ROWS * [n] for n in range(DECODE_ROWS + 1)], np.int32))
         self._layouts, self._layouts_address = ops.device.pinned((LAYOUTS, accept.LAYOUT), np.int32)
         self._n_layouts = 0
         #: The entries whose rows are in place for the next step: (slot, number of rows), 0 for any number.

@@ -13,8 +13,9 @@ if not SIMULATED:
 
 from engine.cpu import accept as law
 from engine.cuda import accept, sample
-from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
+from engine.cuda.accept import EMPTY, MOST_K, SLOT
 from engine.cuda.runtime.simulator import run
+from engine.limits import DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
 from tests.tiers import few
@@ -28,9 +29,9 @@ N_VOCAB = 500
 class Lists:
     """Candidates of each row; whatever is past the end of a list must not be read, so it is what would do most harm."""
 
-    ids: np.ndarray = field(default_factory=lambda: np.zeros((MOST_ROWS, MOST_K), np.int32))
-    p: np.ndarray = field(default_factory=lambda: np.full((MOST_ROWS, MOST_K), 2, np.float32))
-    n: np.ndarray = field(default_factory=lambda: np.full(MOST_ROWS, -7, np.int32))
+    ids: np.ndarray = field(default_factory=lambda: np.zeros((DECODE_ROWS, MOST_K), np.int32))
+    p: np.ndarray = field(default_factory=lambda: np.full((DECODE_ROWS, MOST_K), 2, np.float32))
+    n: np.ndarray = field(default_factory=lambda: np.full(DECODE_ROWS, -7, np.int32))
 
     def set(self, row: int, ids: np.ndarray, p: np.ndarray) -> None:
         self.n[row] = n = len(ids)
@@ -82,15 +83,15 @@ class Step:
     def run(self, mode: str, done: int = 0) -> list[int]:
         """The tokens of the step, by the kernel; everything that it writes is checked."""
         rows = len(self.found)
-        found = np.full(MOST_ROWS, 3, np.int32)
+        found = np.full(DECODE_ROWS, 3, np.int32)
         found[:rows] = self.found
-        tokens = np.full(MOST_ROWS, 3, np.int32)
+        tokens = np.full(DECODE_ROWS, 3, np.int32)
         tokens[1:rows] = self.drafts
-        positions = self.at + np.arange(MOST_ROWS, dtype=np.int32)
+        positions = self.at + np.arange(DECODE_ROWS, dtype=np.int32)
         history, certain = np.full(N_CTX, -99, np.int32), np.array([self.at], np.int32)
         ring, step = np.full((SLOTS, SLOT), EMPTY, np.int32), np.array([done], np.int32)
         params = sample.pack_params(Sampler(SamplingParams(seed=self.seed), N_VOCAB), self.p_accept)
-        starts, slots = np.array([0, rows], np.int32), np.zeros(MOST_ROWS, np.int32)
+        starts, slots = np.array([0, rows], np.int32), np.zeros(DECODE_ROWS, np.int32)
         state = [found, starts, N_CTX, tokens, positions, slots, history, certain, ring, ring, SLOTS, step, params]
         run(accept.accept(mode), 1, 32 if mode == "exact" else MOST_K, [*state, *self.lists(mode)], seed=done)
 
@@ -106,7 +107,7 @@ class Step:
         expected[self.at + 1 : self.at + 1 + len(inside)] = inside
         assert np.array_equal(history, expected)
         moved = self.at + count if self.at + count < N_CTX else self.at
-        assert np.array_equal(positions, moved + np.arange(MOST_ROWS))
+        assert np.array_equal(positions, moved + np.arange(DECODE_ROWS))
         assert certain[0] == moved
         return words
 
@@ -285,8 +286,8 @@ def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entri
     with each step alone (:meth:`Step.expected`).  Rows and entries that are not used are padding."""
     starts = np.cumsum([0] + [len(step.found) for step in steps] + [0] * (entries - len(steps))).astype(np.int32)
     used = starts[-1]
-    found, tokens, positions = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
-    sequences = np.full(MOST_ROWS, -99, np.int32)
+    found, tokens, positions = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
+    sequences = np.full(DECODE_ROWS, -99, np.int32)
     target, source = Lists(), Lists()
     params, done = np.zeros(n_slots, sample.PARAMS), np.arange(3, 3 + n_slots, dtype=np.int32)
     for step, slot, start in zip(steps, slots, starts, strict=False):
@@ -327,7 +328,7 @@ def test_exact_of_several_answers(sizes: tuple[int, ...]) -> None:
         steps.append(Step(found, drafts, at=int(rng.integers(20))))
     steps[-1].found[0] = sample.NAN
     slots = rng.permutation(len(sizes) + 2)[: len(sizes)].tolist()
-    together("exact", steps, slots, len(sizes) + 2, min(MOST_ROWS, len(sizes) + 2))
+    together("exact", steps, slots, len(sizes) + 2, min(DECODE_ROWS, len(sizes) + 2))
 
 
 @pytest.mark.parametrize("mode", ["ratio", "p-min"])
@@ -360,7 +361,7 @@ def lay_out(entries: list[Entry], at: list[int], history: np.ndarray) -> list[tu
     slot.  The drafts are checked in ``history``, which also changes, and the first rows of entries."""
     layout = np.full(accept.LAYOUT, 999, np.int32)
     accept.write_layout(layout, entries)
-    tokens, positions, sequences, starts = (np.full(MOST_ROWS + 1, -99, np.int32) for _ in range(4))
+    tokens, positions, sequences, starts = (np.full(DECODE_ROWS + 1, -99, np.int32) for _ in range(4))
     expected, certain = history.copy(), np.array(at, np.int32)
     for slot, _, drafts in entries:
         end = min(at[slot] + 1 + len(drafts), N_CTX)
@@ -373,7 +374,7 @@ def lay_out(entries: list[Entry], at: list[int], history: np.ndarray) -> list[tu
         seed=len(entries),
     )
     assert np.array_equal(history, expected) and certain.tolist() == at
-    assert starts.tolist() == np.cumsum([0, *(n for _, n, _ in entries), *[0] * (MOST_ROWS - len(entries))]).tolist()
+    assert starts.tolist() == np.cumsum([0, *(n for _, n, _ in entries), *[0] * (DECODE_ROWS - len(entries))]).tolist()
     assert tokens[-1] == positions[-1] == sequences[-1] == -99
     return list(zip(*(array[:-1].tolist() for array in (tokens, positions, sequences)), strict=True))
 
@@ -392,7 +393,7 @@ def test_lay_out(n: int, rows: int, at: int) -> None:
     of the context, as drafts do."""
     drafts = list(range(950, 950 + n))
     found = lay_out([(2, rows, drafts)], [7, 7, at, 7], histories())
-    tokens = [201 + at, *drafts, *[drafts[-1] if drafts else 0] * (MOST_ROWS - 1 - n)]
+    tokens = [201 + at, *drafts, *[drafts[-1] if drafts else 0] * (DECODE_ROWS - 1 - n)]
     assert found == [(token, min(at + i, N_CTX - 1), 2) for i, token in enumerate(tokens)]
 
 
@@ -413,13 +414,13 @@ def test_lay_out_for_several_answers(entries: list[Entry]) -> None:
     for slot, n, drafts in entries:
         tokens = [100 * slot + 1 + at[slot], *drafts, *[0] * (n - 1 - len(drafts))]
         expected += [(token, min(at[slot] + i, N_CTX - 1), slot) for i, token in enumerate(tokens)]
-    expected += [expected[-1]] * (MOST_ROWS - len(expected))
+    expected += [expected[-1]] * (DECODE_ROWS - len(expected))
     assert lay_out(entries, at, histories()) == expected
 
 
 def test_lay_out_for_sixteen_answers() -> None:
-    at, slots = list(range(MOST_ROWS)), np.random.default_rng(1).permutation(MOST_ROWS).tolist()
-    found = lay_out([(slot, 1, []) for slot in slots], at, histories(MOST_ROWS))
+    at, slots = list(range(DECODE_ROWS)), np.random.default_rng(1).permutation(DECODE_ROWS).tolist()
+    found = lay_out([(slot, 1, []) for slot in slots], at, histories(DECODE_ROWS))
     assert found == [(101 * slot + 1, slot, slot) for slot in slots]
 
 
@@ -438,14 +439,14 @@ def test_propose(last: int) -> None:
         (True, N_CTX - 1, 11, 11),
     ]:
         tokens, positions = np.array([1, 2], np.int32), np.array([at - last, at - last + 1], np.int32)
-        history, target = np.full(N_CTX, -99, np.int32), np.arange(MOST_ROWS, dtype=np.int32)
+        history, target = np.full(N_CTX, -99, np.int32), np.arange(DECODE_ROWS, dtype=np.int32)
         script, slots, starts = np.full(N_CTX, -1, np.int32), np.zeros(2, np.int32), np.array([0, 4], np.int32)
         script[8] = 33
         state = [N_CTX, starts, tokens, positions, slots, history, script if scripted else None, target]
         run(accept.propose(scripted), 1, 32, [np.array([found, 99], np.int32), 1, 1 + last, 2, *state])
         # Rows after the last one in use are copies of it; positions stop at the end of the context.
         assert (tokens[0], positions[0]) == (token, min(at + 1, N_CTX - 1))
-        assert target.tolist() == [0, 1, 2, *[token] * (MOST_ROWS - 3)]
+        assert target.tolist() == [0, 1, 2, *[token] * (DECODE_ROWS - 3)]
         assert (history != -99).nonzero()[0].tolist() == ([at + 1] if at + 1 < N_CTX else [])
         assert history[at + 1 :][:1].tolist() == ([token] if at + 1 < N_CTX else [])
 
@@ -458,7 +459,7 @@ def test_propose_for_several_answers(rows: int, draft: int) -> None:
     tokens, positions, sequences = (np.full(8, -99, np.int32) for _ in range(3))
     for row in range(rows):
         positions[row : 4 * rows : rows], sequences[row : 4 * rows : rows] = at - (rows - 1) + row, slots
-    history, target = np.full((4, N_CTX), -99, np.int32), np.full(MOST_ROWS, -99, np.int32)
+    history, target = np.full((4, N_CTX), -99, np.int32), np.full(DECODE_ROWS, -99, np.int32)
     script = np.full((4, N_CTX), -1, np.int32)
     script[0, 10] = 66
     script[2, 10] = 67
@@ -479,15 +480,15 @@ def test_propose_for_several_answers(rows: int, draft: int) -> None:
 @pytest.mark.parametrize(("rows", "at"), [(1, 0), (1, 9), (2, 1), (2, 9), (16, 20)])
 def test_begin_draft(rows: int, at: int) -> None:
     history = np.arange(100, 100 + N_CTX, dtype=np.int32)
-    tokens, positions, sequences = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
-    target_positions = np.arange(at, at + MOST_ROWS, dtype=np.int32)
-    anchor, slots = np.full((2, MOST_ROWS), -99, np.int32), np.zeros(MOST_ROWS, np.int32)
+    tokens, positions, sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
+    target_positions = np.arange(at, at + DECODE_ROWS, dtype=np.int32)
+    anchor, slots = np.full((2, DECODE_ROWS), -99, np.int32), np.zeros(DECODE_ROWS, np.int32)
     given = [np.array([0, 4], np.int32), target_positions, slots, N_CTX, history]
     run(accept.begin_draft(rows, rows == 1), 1, 32, [*given, tokens, positions, sequences, anchor])
     assert anchor[:, 0].tolist() == ([at, at - 1] if rows == 1 else [-99, -99]) and (anchor[:, 1:] == -99).all()
     expected = list(range(at - rows + 1, at + 1))
-    assert positions.tolist() == expected + [-99] * (MOST_ROWS - rows)
-    assert sequences.tolist() == [0] * rows + [-99] * (MOST_ROWS - rows)
+    assert positions.tolist() == expected + [-99] * (DECODE_ROWS - rows)
+    assert sequences.tolist() == [0] * rows + [-99] * (DECODE_ROWS - rows)
     assert tokens[:rows].tolist() == history[expected].tolist() and (tokens[rows:] == -99).all()
 
 
@@ -497,8 +498,8 @@ def test_begin_draft_of_several_answers(rows: int) -> None:
     history = np.arange(3 * N_CTX, dtype=np.int32).reshape(3, N_CTX)
     starts, slots = np.array([0, 3, 4, 4, 4], np.int32), np.array([2, 2, 2, 1] + [-99] * 12, np.int32)
     target_positions = np.array([9, 10, 11, 5] + [-99] * 12, np.int32)
-    tokens, positions, sequences = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
-    anchor, expected = (np.full((2, MOST_ROWS), -99, np.int32) for _ in range(2))
+    tokens, positions, sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
+    anchor, expected = (np.full((2, DECODE_ROWS), -99, np.int32) for _ in range(2))
     given = [starts, target_positions, slots, N_CTX, history]
     run(accept.begin_draft(rows, True), 4, 32, [*given, tokens, positions, sequences, anchor])
     n = 4 * rows

@@ -210,7 +210,7 @@ def test_attention(
 ) -> None:
     """Heads that do not fill blocks, windows over chunks, lists of several chunks and groups, elements that do not fill
     warps; chunks with blocks of their own and one after another; blocks whose shared memory holds a part of the elements."""
-    monkeypatch.setattr(compressed_operations, "STEP_ROWS", 16 if step else 0)
+    monkeypatch.setattr(compressed_operations, "NARROW_ROWS", 16 if step else 0)
     monkeypatch.setattr(gpu.device, "shared_memory", shared)
     overlap, keys = (2, 8) if top_k else (1, 0)
     ours, theirs = both(gpu, CompressedCacheSpec(d, window, ratio, overlap, keys, top_k, 5), max(positions) + 1, types)
@@ -285,7 +285,7 @@ def test_rows_of_several_sequences(gpu: backend.Backend, types: Types, monkeypat
         same(one, other)
     same_memory(gpu, ours, theirs)
     own = slice(3, 6)
-    monkeypatch.setattr(compressed_operations, "STEP_ROWS", 0)
+    monkeypatch.setattr(compressed_operations, "NARROW_ROWS", 0)
     single = replace(mixed_rows(runs[-1]), mixed=False)
     for one, other in zip(run_gpu(alone, single, {name: array[own] for name, array in x.items()}), found, strict=True):
         same(one, other[own])

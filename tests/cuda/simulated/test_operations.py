@@ -20,9 +20,9 @@ if not SIMULATED:
 from engine.cuda import backend
 from engine.cuda.products import matmul, repack, unpack_grid
 from engine.cuda.products.quantize import activation_words
+from engine.cuda.rows import NARROW_ROWS
 from engine.gguf import grids
 from engine.gguf.quants import FORMATS, Format
-from engine.limits import STEP_ROWS
 from engine.ops.activation import SWIGLU, Activation
 from engine.ops.weight import Weight
 from engine.synthetic.model import _random, random_blocks
@@ -207,7 +207,7 @@ def test_sums_and_products_with_a_number(gpu: backend.Backend) -> None:
 
 @pytest.mark.covering(1)
 @floats
-@pytest.mark.parametrize("k", [1, 3, STEP_ROWS + 3])
+@pytest.mark.parametrize("k", [1, 3, NARROW_ROWS + 3])
 def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
     w, x = weight(entry, 6, 44), activations(k, 44)
     on_device, device_weight = gpu.upload(x), gpu.weight(w)
@@ -289,7 +289,7 @@ def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, n
 
 @pytest.mark.parametrize("kind", ["plain", "swiglu", "rms_norm", "rms_norm_add", "gated_norm"])
 def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> None:
-    rows, n = STEP_ROWS + 1, 256
+    rows, n = NARROW_ROWS + 1, 256
     x, other, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
 
     def operation(ops: Any, x: Any, other: Any, norm: Any) -> Any:

@@ -17,10 +17,11 @@ if not SIMULATED:
 from engine.cpu.accept import probabilities
 from engine.cpu.sample import pack
 from engine.cuda import sample
-from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
+from engine.cuda.accept import EMPTY, MOST_K, SLOT
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.simulator import run
 from engine.errors import ModelError, UsageError
+from engine.limits import DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplingParams
 from tests.tiers import few
 
@@ -35,15 +36,15 @@ class Machine:
         self.groups, self.warps, self.simulate_maxima = groups, warps, simulate_maxima
         self.history = np.full(N_CTX, -1, np.int32)
         self.history[: len(prompt)] = prompt
-        self.tokens = np.full(MOST_ROWS, prompt[-1], np.int32)
-        self.positions = np.arange(MOST_ROWS, dtype=np.int32) + np.int32(len(prompt) - 1)
-        self.slots, self.starts = np.zeros(MOST_ROWS, np.int32), np.array([0, 1], np.int32)
+        self.tokens = np.full(DECODE_ROWS, prompt[-1], np.int32)
+        self.positions = np.arange(DECODE_ROWS, dtype=np.int32) + np.int32(len(prompt) - 1)
+        self.slots, self.starts = np.zeros(DECODE_ROWS, np.int32), np.array([0, 1], np.int32)
         self.at = np.array([len(prompt) - 1], np.int32)
-        self.best = np.full((MOST_ROWS, groups), 12345, np.uint64)
-        self.found = np.full(MOST_ROWS, -99, np.int32)
-        self.ids = np.full((MOST_ROWS, MOST_K), -99, np.int32)
-        self.probabilities = np.full((MOST_ROWS, MOST_K), -99, np.float32)
-        self.counts = np.full(MOST_ROWS, -99, np.int32)
+        self.best = np.full((DECODE_ROWS, groups), 12345, np.uint64)
+        self.found = np.full(DECODE_ROWS, -99, np.int32)
+        self.ids = np.full((DECODE_ROWS, MOST_K), -99, np.int32)
+        self.probabilities = np.full((DECODE_ROWS, MOST_K), -99, np.float32)
+        self.counts = np.full(DECODE_ROWS, -99, np.int32)
 
     def sample(
         self, sampler: Sampler, *rows: np.ndarray, keep_at: int | None = None, seed: int | None = None
@@ -69,7 +70,7 @@ class Machine:
             keep = keep_at is not None
             lists: list[Any] = [None, 0, None, None, None]
             if keep_at is not None:
-                kept = np.arange(MOST_ROWS + 1, dtype=np.int32) + np.int32(keep_at)
+                kept = np.arange(DECODE_ROWS + 1, dtype=np.int32) + np.int32(keep_at)
                 lists = [kept, 0, self.ids, self.probabilities, self.counts]
             arguments = [*shape, self.best, params, self.slots, self.positions, 1, self.found, *lists]
             run(sample.draw(self.groups, keep), n, self.groups, arguments, seed=seed)
@@ -434,7 +435,7 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
     assert state.history[1 : 1 + len(taken)].tolist() == taken and state.at[0] == len(taken)
     assert device.launched == [s.name for s in machine.kernels(params.greedy, False, mode)]
     assert device.launched[-1] == ("accept[exact]" if params.greedy else f"accept[{mode}]")
-    state.positions[:] = np.arange(MOST_ROWS)
+    state.positions[:] = np.arange(DECODE_ROWS)
     logits[:] = np.nan
     step(1)
     assert machine.ready() and machine.ring[0, 1, :2].tolist() == [1, sample.NAN]
@@ -484,8 +485,8 @@ class Answers:
         self.samplers = [Sampler(params, 70) for params in ANSWERS[: len(slots)]]
         self.known = [[*range(3 + e)] for e in range(len(slots))]
         self.history = np.full((n_slots, N_CTX), -99, np.int32)
-        self.tokens, self.positions, self.sequences = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
-        self.starts = np.zeros(MOST_ROWS + 1, np.int32)
+        self.tokens, self.positions, self.sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
+        self.starts = np.zeros(DECODE_ROWS + 1, np.int32)
         arrays = self.tokens, self.positions, self.sequences, self.starts, self.history
         self.rows = sample.Rows(*map(device.add, arrays))
         self.at = np.full(n_slots, -99, np.int32)
@@ -508,8 +509,8 @@ class Answers:
     def step(self, drafts: list[list[int]]) -> None:
         """A step with these drafts of each answer; the host sets all its rows."""
         counts = [1 + len(tokens) for tokens in drafts]
-        self.starts[:] = np.cumsum([0, *counts, *[0] * (MOST_ROWS - len(drafts))])
-        logits = np.full((MOST_ROWS, 70), np.nan, np.float32)
+        self.starts[:] = np.cumsum([0, *counts, *[0] * (DECODE_ROWS - len(drafts))])
+        logits = np.full((DECODE_ROWS, 70), np.nan, np.float32)
         for array in (self.tokens, self.positions, self.sequences):
             array[:] = -99
         for e, tokens in enumerate(drafts):
@@ -593,7 +594,7 @@ def test_drafts_of_several_answers(device: FakeDevice) -> None:
         answers.history[answers.slots[k], : last + 1] = np.arange(last + 1)
         logits[2 * e + 1] = answers.logits(k, last)
     rows = answers.rows._replace(positions=device.add(positions) + 4, sequences=device.add(sequences) + 4)
-    counts = device.at(answers.machine.lists.counts).view(np.int32)[:MOST_ROWS]
+    counts = device.at(answers.machine.lists.counts).view(np.int32)[:DECODE_ROWS]
     counts[:] = -99
     for draft in (1, 0):
         address = device.add(logits.copy()) + 4 * 70

@@ -12,8 +12,7 @@ pytest.importorskip("llguidance")
 pytest.importorskip("jsonschema")
 
 from engine.grammar.grammar import Grammar
-from engine.grammar.matcher import Matcher
-from engine.limits import STEP_ROWS
+from engine.grammar.matcher import UNSETTLED, Matcher
 from engine.tools.calls.function import Function
 from engine.tools.calls.schemas import FORMATS
 from engine.tools.calls.tagged import MAYBE, OPEN
@@ -133,7 +132,7 @@ def assert_drafts_are_masked(model: Model, grammar: Grammar, ids: Sequence[int])
     one, drafting = (Matcher(grammar, model.tokenizer, 0) for _ in range(2))
     expected = [one.mask(ids[:i]) for i in range(len(ids) + 1)]
     for i in range(len(ids)):
-        drafts = ids[i : i + STEP_ROWS - 1]
+        drafts = ids[i : i + UNSETTLED - 1]
         for mask, own in zip(drafting.masks(ids[:i], drafts), expected[i : i + len(drafts) + 1], strict=True):
             assert np.array_equal(mask, own)
 
