@@ -5,6 +5,7 @@ operation to the next (``engine/ops/arithmetic.py``).
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, Protocol, TypeVar, cast
 
 
@@ -62,6 +63,20 @@ A_co = TypeVar("A_co", bound=Array, covariant=True)
 M_co = TypeVar("M_co", bound=Matrix, covariant=True)
 
 
+class Role(Enum):
+    """What a pass is for, which decides which memory it may use and who waits for it.  Which kernels it uses follows from its
+    number of rows, whatever its role.
+
+    DECODE: it continues answers, which wait for its tokens, and is started as a whole.  These passes run one after another
+    and share memory.
+    PREFILL: it reads a part of a prompt, and may be started in pieces, between which decode passes run.  So it shares no
+    memory with them.
+    """
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
 @dataclass(frozen=True)
 class Batch(Generic[A_co]):
     """The rows that a forward pass reads.
@@ -73,6 +88,7 @@ class Batch(Generic[A_co]):
     mixed: whether rows may belong to several sequences; False: all of them belong to that of the first row.
     per_layer: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], once ``Model.begin`` has
         computed them; None for models without per-layer embeddings.
+    role: what the pass is for.
     """
 
     tokens: A_co
@@ -80,6 +96,7 @@ class Batch(Generic[A_co]):
     sequences: A_co | None = None
     mixed: bool = False
     per_layer: A_co | None = None
+    role: Role = Role.DECODE
 
     @property
     def rows(self) -> int:
@@ -91,4 +108,4 @@ class Batch(Generic[A_co]):
         # A slice has the type of its array, which the protocol cannot express for NumPy arrays.
         tokens, positions = cast(A_co, self.tokens[rows]), cast(A_co, self.positions[rows])
         sequences = None if self.sequences is None else cast(A_co, self.sequences[rows])
-        return Batch(tokens, positions, sequences, self.mixed)
+        return Batch(tokens, positions, sequences, self.mixed, role=self.role)

@@ -212,7 +212,7 @@ class Backend(
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass, once for rows of one sequence and once for those of several."""
         if self._observer is None:
-            plan = self._plans.plan(forward, batch.positions.size, n_logits, self.max_rows, batch.mixed)
+            plan = self._plans.plan(forward, batch.positions.size, n_logits, self.max_rows, batch.mixed, batch.role)
             plan.fill(batch)
         else:
             plan = Plan(batch, self.record(lambda: forward(batch, n_logits)))

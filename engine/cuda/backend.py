@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Batch
+from engine.arrays import Batch, Role
 from engine.cache.kv import AttentionCache, KVCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentCache
@@ -106,9 +106,9 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
         self._needed: dict[AnyModel[Tensor], list[Specialization]] = {}
-        #: The pass of many rows that has begun last: its memory is in use until it has ended.
+        #: The prefill pass that has begun last: its memory is in use until it has ended.
         self._split: SplitPlan | None = None
-        self._inputs, self._wide_inputs = self.inputs(), self.inputs()
+        self._inputs, self._prefill_inputs = self.inputs(), self.inputs()
         assert self._inputs.sequences is not None
         self.tokens, self.positions, self.sequences = (
             self._inputs.tokens,
@@ -237,25 +237,25 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         return passing.logits(wait=True)
 
     def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int) -> SplitPlan:
-        """The pass that ``run`` runs, to be started in pieces; only passes with more rows than a step have more than one."""
+        """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one."""
         return self._prepared(forward, batch, n_logits, None)
 
     def _prepared(
         self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[Tensor] | None
     ) -> SplitPlan:
         """A pass whose inputs are in place."""
-        wide = batch.rows > NARROW_ROWS
-        if not wide and self._steps is not None:
+        prefill = batch.role is Role.PREFILL
+        if not prefill and self._steps is not None:
             self._steps.choose()  # this pass overwrites what the choice reads
-        if wide and self._split is not None:
+        if prefill and self._split is not None:
             self._split.finish()
         rows, asked = batch.rows, n_logits
         if batch.mixed:
             rows = asked = padded(batch.rows)
-        elif wide:
+        elif prefill:
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
-        place = self._place(rows, inputs)
-        plan = self.plan(forward, rows, asked, inputs, batch.mixed)
+        place = self._place(batch.role, inputs)
+        plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role)
         assert place.sequences is not None
         slots = np.zeros(batch.rows, np.int32) if batch.sequences is None else batch.sequences
         given = ((place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, slots))
@@ -266,15 +266,15 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         wanted = None
         if plan.result is not None and n_logits:
             wanted = plan.result[: batch.rows if batch.mixed else n_logits]
-        passing = SplitPlan(plan, self, wanted, not wide)
-        if wide:
+        passing = SplitPlan(plan, self, wanted, not prefill)
+        if prefill:
             self._split = passing
         return passing
 
-    def _place(self, rows: int, inputs: Batch[Tensor] | None) -> Batch[Tensor]:
-        """The memory of the inputs of a pass; None: the backend's own, since steps may run between the launches of a pass of
-        more rows."""
-        return inputs or (self._wide_inputs if rows > NARROW_ROWS else self._inputs)
+    def _place(self, role: Role, inputs: Batch[Tensor] | None = None) -> Batch[Tensor]:
+        """The memory of the inputs of a pass; None: the backend's own for its role, since decode passes may run between the
+        launches of a prefill pass."""
+        return inputs or (self._prefill_inputs if role is Role.PREFILL else self._inputs)
 
     def next_rows(self, left: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.
@@ -302,10 +302,11 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         n_logits: int,
         inputs: Batch[Tensor] | None = None,
         mixed: bool = False,
+        role: Role = Role.DECODE,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens, positions and slots, None: the backend's own; mixed: see :class:`engine.arrays.Batch`."""
-        return self.plans.plan(forward, self._place(rows, inputs), rows, n_logits, self.max_rows, mixed)
+        tokens, positions and slots, None: the backend's own; mixed, role: see :class:`engine.arrays.Batch`."""
+        return self.plans.plan(forward, self._place(role, inputs), rows, n_logits, self.max_rows, mixed, role)
 
     def jobs(self, model: AnyModel[Tensor]) -> list[Job]:
         drafts = model.drafter.ops if model.drafter is not None else self
@@ -319,15 +320,15 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         kernels: dict[Specialization, None] = {}
         most = min(self.max_rows, model.cache.n_ctx)
         # Attention may use another kernel for more rows: the least and the most rows cover both.
-        wide = (most, FEW_ROWS) if most >= FEW_ROWS else ()
-        for rows in (*wide, NARROW_ROWS, 8, 4, 2, 1):  # the most memory first
-            # A prompt needs the logits of the last row, a step with drafts those of all rows.
-            for n_logits in {1, rows if rows <= NARROW_ROWS else 1}:
-                batch = self._place(rows, None).part(slice(rows))
-                plan = self.recorder.record(partial(model.compute, batch, n_logits), rows > NARROW_ROWS)
-                kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+        prefill = [(rows, 1, Role.PREFILL) for rows in (most, FEW_ROWS) if most >= FEW_ROWS]
+        # A prompt needs the logits of the last row, a step with drafts those of all rows.
+        decode = [(rows, n, Role.DECODE) for rows in (self.decode_rows, 8, 4, 2, 1) for n in {1, rows}]
+        for rows, n_logits, role in (*prefill, *decode):  # the most memory first
+            batch = self._place(role).part(slice(rows))
+            plan = self.recorder.record(partial(model.compute, batch, n_logits), role)
+            kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
-            for rows in (NARROW_ROWS, 8, 4, 2):
+            for rows in (self.decode_rows, 8, 4, 2):
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
@@ -357,12 +358,12 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self.plan(model.compute, 1, 1)
         most = min(self.max_rows, model.cache.n_ctx)
         if most == self.max_rows >= FEW_ROWS:
-            self.plan(model.compute, most, 1)  # what long prompts consist of
+            self.plan(model.compute, most, 1, role=Role.PREFILL)  # what long prompts consist of
             while model.cache.n_sequences > 1 and (most := padded(most) // 2) >= FEW_ROWS:
-                self.plan(model.compute, most, 1)  # and, beside answers, their ends
+                self.plan(model.compute, most, 1, role=Role.PREFILL)  # and, beside answers, their ends
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
-        """Record the launches of a pass without starting any."""
+        """Record the launches of a decode pass without starting any."""
         return self.recorder.record(forward)
 
     def capture(self, plan: Plan) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Value
+from engine.arrays import Array, Batch, Role, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.recurrent import Snapshot
 from engine.cache.sequence import Sequence
@@ -107,7 +107,9 @@ class Model(Loader):
         """
         self.prepare(int(positions[0]), tokens.size, sequence)
         slots = np.full(tokens.size, sequence.slot, np.int32)
-        return self.ops.split(self.compute, Batch(tokens, positions, slots), n_logits)
+        # A few tokens of a prompt are read like a decode batch, whose recordings serve them too.
+        role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
+        return self.ops.split(self.compute, Batch(tokens, positions, slots, role=role), n_logits)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their

@@ -43,7 +43,7 @@ class Executor(Protocol[A]):
     """The most rows of a decode batch: of all answers that one pass continues, with their drafts."""
 
     splits: bool
-    """Whether passes of many rows have several pieces (``split``)."""
+    """Whether prefill passes have several pieces (``split``)."""
 
     ahead_drafted: int
     """The number of steps with drafts that may be in flight at once."""

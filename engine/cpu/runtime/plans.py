@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.arrays import Batch
+from engine.arrays import Batch, Role
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.recorder import Recorder
-from engine.limits import DECODE_ROWS
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
-"""The number of wide passes that are kept.  Only the latest are kept, because prompts differ in length."""
+"""The number of prefill passes that are kept in addition to the largest.  Only the latest are kept, because prompts differ in
+length."""
 
 Key = tuple[Forward[np.ndarray], int, int, bool]
 """The forward function, the number of rows, the number of rows with logits, and whether the pass is mixed."""
@@ -34,7 +34,7 @@ class Plan:
 class Plans:
     """The recorded passes of one backend.
 
-    ``kept``: passes with at most as many rows as a step, or with the maximum; ``latest``: the latest of all other passes,
+    ``kept``: decode passes, and prefill passes with the maximum number of rows; ``latest``: the latest of all other passes,
     oldest first.
     """
 
@@ -53,10 +53,18 @@ class Plans:
         """Drop kept passes with these numbers of rows, so that they are recorded again when they are used."""
         self.kept = {key: plan for key, plan in self.kept.items() if key[1] not in rows}
 
-    def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int, mixed: bool = False) -> Plan:
+    def plan(
+        self,
+        forward: Forward[np.ndarray],
+        rows: int,
+        n_logits: int,
+        most: int,
+        mixed: bool = False,
+        role: Role = Role.DECODE,
+    ) -> Plan:
         """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
-        largest pass; mixed: see :class:`engine.arrays.Batch`."""
-        key, passing = (forward, rows, n_logits, mixed), DECODE_ROWS < rows < most
+        largest pass; mixed, role: see :class:`engine.arrays.Batch`."""
+        key, passing = (forward, rows, n_logits, mixed), role is Role.PREFILL and rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
             plan = self.record(forward, rows, n_logits, mixed)

@@ -9,8 +9,8 @@ usual formats and sizes: the router is float32, gate and up have one unit, the s
 the experts, and the router's input is a norm of the array that is normalized for the experts.  Other models take more
 launches.
 
-The launches of a pass of more rows than a step: the router's product and route; sorting pairs by expert; int8; gate and up
-(two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
+The launches of a pass of more than ``NARROW_ROWS`` rows: the router's product and route; sorting pairs by expert; int8; gate
+and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.arrays import Batch
+from engine.arrays import Batch, Role
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
@@ -11,12 +11,12 @@ from engine.cuda.runtime.tensor import Launch, Plan, Tensor
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
-"""The number of wide passes that are kept in addition to those with a usual number of rows.  Only the latest are kept,
+"""The number of prefill passes that are kept in addition to those with a usual number of rows.  Only the latest are kept,
 because prompts differ in length."""
 
-Key = tuple[Forward[Tensor], int, int, int, bool]
-"""The forward function, the number of rows, the number of rows with logits, the address of the tokens, and whether the pass
-is mixed."""
+Key = tuple[Forward[Tensor], int, int, int, bool, Role]
+"""The forward function, the number of rows, the number of rows with logits, the address of the tokens, whether the pass is
+mixed, and its role."""
 
 
 def padded(rows: int) -> int:
@@ -40,8 +40,8 @@ def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
 class Plans:
     """The recorded passes of one backend.
 
-    ``kept``: passes with a usual number of rows: at most that of a step, the maximum, or a power of two, as in prompts that
-    are read while requests run; ``latest``: the latest of all other passes, oldest first.
+    ``kept``: decode passes, and prefill passes with a usual number of rows: the maximum, or a power of two, as in prompts
+    that are read while requests run; ``latest``: the latest of all other passes, oldest first.
     """
 
     def __init__(self, device: Device, recorder: Recorder) -> None:
@@ -51,20 +51,27 @@ class Plans:
         self._recorder = recorder
 
     def plan(
-        self, forward: Forward[Tensor], place: Batch[Tensor], rows: int, n_logits: int, most: int, mixed: bool = False
+        self,
+        forward: Forward[Tensor],
+        place: Batch[Tensor],
+        rows: int,
+        n_logits: int,
+        most: int,
+        mixed: bool = False,
+        role: Role = Role.DECODE,
     ) -> Plan:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
-        number of rows of the largest pass; mixed: see :class:`engine.arrays.Batch`.
+        number of rows of the largest pass; mixed, role: see :class:`engine.arrays.Batch`.
 
-        A pass with at most as many rows as a step, or with the maximum, is captured at once.  Others are captured when they
-        are launched as a whole for the second time.
+        A decode pass, or a pass with the maximum number of rows, is captured at once.  Others are captured when they are
+        launched as a whole for the second time.
         """
-        key, often = (forward, rows, n_logits, place.tokens.address, mixed), rows <= NARROW_ROWS or rows == most
+        key, often = (forward, rows, n_logits, place.tokens.address, mixed, role), role is Role.DECODE or rows == most
         passing = not often and padded(rows) != rows
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
-            batch = replace(place.part(slice(rows)), mixed=mixed)
-            plan = self._recorder.record(lambda: forward(batch, n_logits), rows > NARROW_ROWS)
+            batch = replace(place.part(slice(rows)), mixed=mixed, role=role)
+            plan = self._recorder.record(lambda: forward(batch, n_logits), role)
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)
             if often:
                 self.capture(plan)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Batch
+from engine.arrays import Batch, Role
 from engine.cuda.products import quantize
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
@@ -39,14 +39,14 @@ class Added(NamedTuple):
 class Recorder:
     """Records the launches of a pass instead of executing them.
 
-    Results are allocated from two memory pools.  Wide passes, which have more rows than a step, have a separate pool, because
-    steps may run between their launches.  When nothing refers to a result any longer, later launches reuse its memory.
+    Results are allocated from the memory pool of the pass's role.  Prefill passes have a separate pool, because decode passes
+    may run between their launches.  When nothing refers to a result any longer, later launches reuse its memory.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._narrow, self._wide = Pool(device), Pool(device)
-        self._pool = self._narrow
+        self._pools = {role: Pool(device) for role in Role}
+        self._pool = self._pools[Role.DECODE]
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
         #: Slots of rows that all belong to slot 0.  Each array is larger than the one before, which recorded launches may
@@ -56,7 +56,7 @@ class Recorder:
     @property
     def n_bytes(self) -> int:
         """Bytes of memory for intermediate results."""
-        return self._narrow.n_bytes + self._wide.n_bytes
+        return sum(pool.n_bytes for pool in self._pools.values())
 
     def slots_of(self, batch: Batch[Tensor]) -> Tensor:
         """The slot of the sequence of each row, int32 [rows]."""
@@ -68,10 +68,10 @@ class Recorder:
             self._first_slots.append(Tensor(buffer.address, (batch.rows,), np.dtype(np.int32), buffer))
         return self._first_slots[-1][: batch.rows]
 
-    def record(self, forward: Callable[[], Tensor | None], wide: bool = False) -> Plan:
-        """Call ``forward`` and return its launches and its result; wide: whether it has more rows than a step."""
+    def record(self, forward: Callable[[], Tensor | None], role: Role = Role.DECODE) -> Plan:
+        """Call ``forward`` and return its launches and its result; role: what the pass is for."""
         self._launches, self._added = [], None
-        self._pool = self._wide if wide else self._narrow
+        self._pool = self._pools[role]
         try:
             result = forward()
             return Plan(self._launches, result)

@@ -20,10 +20,10 @@ class PlanOperations(Protocol):
 
 
 class SplitPlan:
-    """A pass whose inputs have been written.  A piece of a wide pass is one launch; a narrow pass is one piece.
+    """A pass whose inputs have been written.  A piece of a prefill pass is one launch; a decode pass is one piece.
 
-    Steps may run between two pieces, because wide passes have their own memory for inputs and intermediate results.  All wide
-    passes share this memory, so a pass must be finished or cancelled before another one starts.
+    Decode passes may run between two pieces, because prefill passes have their own memory for inputs and intermediate
+    results.  All prefill passes share this memory, so a pass must be finished or cancelled before another one starts.
     """
 
     def __init__(self, plan: Plan, ops: PlanOperations, wanted: Tensor | None, whole: bool) -> None:

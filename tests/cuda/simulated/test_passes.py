@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import Batch
+from engine.arrays import Batch, Role
 from engine.cuda import backend
 from engine.cuda.runtime.pool import LARGE
 from tests.cuda.simulated.device import SimulatedDevice
@@ -39,15 +39,22 @@ class Forward:
         return self.ops.add(tokens[last], positions[last]) if n_logits else None
 
 
+def usual(rows: int) -> Role:
+    """What a pass of so many rows is for, as a rule."""
+    return Role.DECODE if rows <= 16 else Role.PREFILL
+
+
 def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
     """Runs a pass and checks its result."""
     tokens, positions = np.arange(rows, dtype=F), np.arange(10, 10 + rows, dtype=F)
-    found = ops.run(forward, Batch(tokens, positions), n_logits)
+    found = ops.run(forward, Batch(tokens, positions, role=usual(rows)), n_logits)
     assert (found is None) == (n_logits == 0)
     if n_logits:
         assert found.tolist() == (tokens + positions)[-n_logits:].tolist()
     stays = rows in (1, 2, 16, 32, ops.max_rows)
-    return ops.plan(forward, rows, n_logits) if stays else ops.plans.latest[next(reversed(ops.plans.latest))]
+    if stays:
+        return ops.plan(forward, rows, n_logits, role=usual(rows))
+    return ops.plans.latest[next(reversed(ops.plans.latest))]
 
 
 def test_passes_of_many_rows_are_captured_when_they_come_again(ops: Any) -> None:
@@ -68,7 +75,7 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
     wide = list(range(20, 29))
     for rows in (1, 2, 32, *wide, 20, 21, 1, 2, 32):
         read(ops, forward, rows)
-        assert ops.run(forward, Batch(np.zeros(rows, F), np.zeros(rows, F)), 0) is None
+        assert ops.run(forward, Batch(np.zeros(rows, F), np.zeros(rows, F), role=usual(rows)), 0) is None
     # One recording of many rows serves passes with logits and without; the passes of steps, and of powers of two, stay.
     assert [key[1] for key in ops.plans.latest] == [*wide[-2:], 20, 21]
     assert forward.recorded == [1, 1, 2, 2, 32, *wide, 20, 21]
@@ -85,10 +92,10 @@ class Sums(Forward):
             x = self.ops.add(x, batch.positions)
         return x[slice(batch.rows - n_logits, batch.rows)] if n_logits else None
 
-    def given(self, rows: int) -> tuple[Batch[np.ndarray], list[float]]:
+    def given(self, rows: int, role: Role | None = None) -> tuple[Batch[np.ndarray], list[float]]:
         """Random inputs, and the result of each row."""
         tokens, positions = np.random.default_rng(rows).integers(0, 100, (2, rows)).astype(F)
-        return Batch(tokens, positions), (tokens + self.count * positions).tolist()
+        return Batch(tokens, positions, role=role or usual(rows)), (tokens + self.count * positions).tolist()
 
 
 def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
@@ -112,6 +119,21 @@ def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
     assert ops.run(forward, other, 60).tolist() == others
     assert passing.advance(1) == 0 and passing.logits(False).tolist() == result
     assert ops.split(forward, forward.given(16)[0], 1).pieces == 1
+
+
+@pytest.mark.parametrize(("prefilled", "decoded"), [(40, 40), (8, 40), (8, 8)])
+def test_memory_and_pieces_depend_on_what_a_pass_is_for(ops: Any, prefilled: int, decoded: int) -> None:
+    """Not on its number of rows, which may be that of a pass for the other purpose."""
+    forward = Sums(ops)
+    (batch, result), (step, expected) = forward.given(prefilled, Role.PREFILL), forward.given(decoded, Role.DECODE)
+    passing = ops.split(forward, batch, prefilled)
+    assert passing.pieces == forward.count and passing.advance(2) == 3
+    assert ops.split(forward, step, decoded).pieces == 1
+    assert ops.run(forward, step, decoded).tolist() == expected
+    assert passing.advance(9) == 0 and passing.logits(False).tolist() == result
+    plans = [ops.plan(forward, len(result), len(result), role=Role.PREFILL), ops.plan(forward, decoded, decoded)]
+    assert [plan.graph is not None for plan in plans] == [False, True]
+    assert plans[0].result.address != plans[1].result.address
 
 
 def test_no_piece_of_a_cancelled_pass_is_started(ops: Any) -> None:
