@@ -22,6 +22,17 @@ def cache(window: int, n_ctx: int = 1000, max_rows: int = 32, n_sequences: int =
     return KVCache([AttentionCacheSpec(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros, n_sequences=n_sequences)
 
 
+@pytest.mark.parametrize(("decode_rows", "rewind"), [(1, 64), (16, 64), (21, 64), (22, 128), (32, 128)])
+def test_what_decode_batches_in_flight_have_stored_can_be_rolled_back(decode_rows: int, rewind: int) -> None:
+    """Those of three batches, in whole pages."""
+    memory = KVCache([AttentionCacheSpec(1, 8, 8, 100, decode_rows)], 1000, decode_rows, F32, np.zeros)
+    assert memory.rewind == rewind >= 3 * decode_rows
+    sequence = Sequence(memory)
+    while sequence.length + decode_rows <= 600:
+        store(sequence, sequence.length, decode_rows)
+    sequence.truncate(sequence.length - rewind)
+
+
 def test_sliding_layers_hold_only_their_window() -> None:
     full, sliding = AttentionCacheSpec(1, 8, 8, 0).paging, AttentionCacheSpec(1, 8, 8, 512).paging
     assert full.chunks(32768) == full.held(32768, 128) == full.pages(32768, 128, 1) == 512
