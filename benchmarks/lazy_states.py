@@ -1,11 +1,11 @@
-"""How far the delta rule in chunks and token by token is from float64.
+"""How far the delta rule in segments and token by token is from float64.
 
     python -m benchmarks.lazy_states [--tokens 4096] [--d 128] [--seed 0]
 
-``lazy`` is the engine's law (``engine/cpu/delta_net.py``): a state per chunk of 16 tokens, and lists of the tokens since.
+``lazy`` is the engine's law (``engine/cpu/delta_net.py``): a state per segment of 16 tokens, and lists of the tokens since.
 ``plain`` updates the state at every token in float32, in the order of sums of earlier versions of the engine.  Both get the
 same float32 inputs as the recurrence in float64.  Errors are relative: root mean square of the difference by that of the
-float64 values, over the results of all tokens, and over the states at the ends of all chunks.
+float64 values, over the results of all tokens, and over the states at the ends of all segments.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from engine.cache.pages import PagedMemory
-from engine.cache.recurrent import SPAN, RecurrentCacheSpec
+from engine.cache.recurrent import SEGMENT, RecurrentCacheSpec
 from engine.cache.types import F16
 from engine.cpu import delta_net
 from engine.numerics import fma, sigmoid
@@ -50,8 +50,8 @@ def plain(q, k, v, e, rate, out, states):
             for i in range(d):
                 state[j, i] = fma(u, k[t, i], state[j, i])
             out[t, j] = plain_dot(state[j], q[t])
-        if t % SPAN == SPAN - 1:
-            states[t // SPAN] = state
+        if t % SEGMENT == SEGMENT - 1:
+            states[t // SEGMENT] = state
 
 
 @dataclass
@@ -87,20 +87,20 @@ def lazy(text: Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     gates = text.alpha[:, None], text.beta[:, None], 0, np.full(1, -1, F), np.full(1, text.dt, F)
     lists = memory.states, memory.keys, memory.deltas, memory.decays
     delta_net.delta_rule(y, 1, False, *gates, *places, *lists, out, 0, 1)
-    return out[:, 0], memory.states[0, 1 : n // SPAN + 1, 0], memory.decays[0, :n, 0]
+    return out[:, 0], memory.states[0, 1 : n // SEGMENT + 1, 0], memory.decays[0, :n, 0]
 
 
 def exact(text: Text, e: np.ndarray, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Results [n, d] and states [n / 16, d, d] of the recurrence in float64."""
     q, k, v, e, rate = (x.astype(float) for x in (text.q, text.k, text.v, e, rate))
     n, d = v.shape
-    out, states, state = np.empty((n, d)), np.empty((n // SPAN, d, d)), np.zeros((d, d))
+    out, states, state = np.empty((n, d)), np.empty((n // SEGMENT, d, d)), np.zeros((d, d))
     for t in range(n):
         state *= e[t]
         state += np.outer((v[t] - state @ k[t]) * rate[t], k[t])
         out[t] = state @ q[t]
-        if t % SPAN == SPAN - 1:
-            states[t // SPAN] = state
+        if t % SEGMENT == SEGMENT - 1:
+            states[t // SEGMENT] = state
     return out, states
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--d", type=int, default=128, help="elements of a key (128)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rng, n, d = np.random.default_rng(args.seed), args.tokens // SPAN * SPAN, args.d
+    rng, n, d = np.random.default_rng(args.seed), args.tokens // SEGMENT * SEGMENT, args.d
     print(f"{n} tokens, d = {d}\n")
     print("|  decay | out, plain | out, lazy | ratio | state, plain | state, lazy | ratio |")
     print("| -----: | ---------: | --------: | ----: | -----------: | ----------: | ----: |")
@@ -124,7 +124,7 @@ def main() -> None:
         text = Text.random(n, d, decay, rng)
         out, states, e = lazy(text)
         rate = np.array([sigmoid(x) for x in text.beta], F)
-        plain_out, plain_states = np.empty((n, d), F), np.empty((n // SPAN, d, d), F)
+        plain_out, plain_states = np.empty((n, d), F), np.empty((n // SEGMENT, d, d), F)
         plain(text.q, text.k, text.v, e, rate, plain_out, plain_states)
         right_out, right_states = exact(text, e, rate)
         a, b = error(plain_out, right_out), error(out, right_out)

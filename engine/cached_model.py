@@ -58,7 +58,7 @@ class CachedModel:
         self.cache = model.cache
         self.n_ctx = model.cache.n_ctx
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
-        #: Bytes of a chunk of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
+        #: Bytes of a segment of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
         self.recurrent_bytes = slot_bytes(self.config)
         #: Bytes of a snapshot; 0 if the model needs none.
         self.snapshot_bytes = snapshot_bytes(self.config)

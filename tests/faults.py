@@ -658,12 +658,12 @@ FAULTS = (
         ("tests/cpu/test_compressed.py::test_streams_against_float64",),
     ),
     Fault(
-        "the state of another chunk",
+        "the state of another segment",
         "delta net",
         "engine/cpu/delta_net.py",
         "new = own_states[(n + 1) % slots, h]",
         "new = own_states[(n + 2) % slots, h]",
-        "the tokens after a chunk go on from an old state: only a text of more than 16 tokens shows it",
+        "the tokens after a segment go on from an old state: only a text of more than 16 tokens shows it",
         ("tests/cpu/test_delta_net.py::test_the_law",),
     ),
     Fault(

@@ -1,11 +1,11 @@
-"""The memory of a recurrent layer: states at the ends of chunks, and lists of the latest tokens, in rings.
+"""The memory of a recurrent layer: states at the ends of segments, and lists of the latest tokens, in rings.
 
-Positions are divided into chunks of 16, counted from position 0.  A layer stores its state where a chunk begins, and for each
-token what it adds to the state (``engine/cpu/delta_net.py``).  A pass that begins in the middle of a chunk reads the state at
-the chunk's beginning and the tokens of the chunk before the pass.  So rolling tokens back means only to continue from an
-earlier position: what was stored for later positions is overwritten before it is read.
+Positions are divided into segments of 16, counted from position 0.  A layer stores its state where a segment begins, and for
+each token what it adds to the state (``engine/cpu/delta_net.py``).  A pass that begins in the middle of a segment reads the
+state at the segment's beginning and the tokens of the segment before the pass.  So rolling tokens back means only to continue
+from an earlier position: what was stored for later positions is overwritten before it is read.
 
-A slot holds a chunk: the state at its beginning and 16 rows of each list.  Chunk n is in slot n % slots.
+A slot holds a segment: the state at its beginning and 16 rows of each list.  Segment n is in slot n % slots.
 
 The convolution before the state looks a few positions back; its inputs are also in a ring by position.  The ring has room
 for a step of an answer and the positions that it looks back at: a longer pass has its own inputs, and stores the last ones.
@@ -23,9 +23,9 @@ from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRow
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 
-SPAN = 16
-"""Positions of a chunk: a state is stored at each multiple of it.  A step has at most as many rows, so it ends at most one
-chunk."""
+SEGMENT = 16
+"""Positions of a segment: a state is stored at each multiple of it.  A step has at most as many rows, so it ends at most one
+segment."""
 
 
 @dataclass
@@ -47,24 +47,24 @@ class RecurrentCache(LayerMemory[A]):
     n_conv: int
 
     def bytes_per_token(self, visible: np.ndarray) -> float:
-        """The state and the tokens of the chunk that are read; a state is written where a chunk ends, and one token is
+        """The state and the tokens of the segment that are read; a state is written where a segment ends, and one token is
         added."""
-        within = (visible - 1) % SPAN
-        states = 1 + float((within == SPAN - 1).mean())
+        within = (visible - 1) % SEGMENT
+        states = 1 + float((within == SEGMENT - 1).mean())
         tokens = 1 + float(within.mean())
         of_token = sum(float(np.prod(ring.shape[2:])) for ring in (self.keys, self.deltas, self.decays))
         return 4 * (states * float(np.prod(self.states.shape[2:])) + tokens * of_token)
 
     def needed(self, slot: int, position: int, pages: HeldPages) -> list[StoredRows[A]]:
-        """The inputs of the convolution, and the state and the tokens of the chunk."""
-        chunk = position // SPAN
-        inputs, state = (max(0, position - self.n_conv + 1), position), (chunk, chunk + (chunk > 0))
-        return self._rows(slot, inputs, state, (SPAN * chunk, position))
+        """The inputs of the convolution, and the state and the tokens of the segment."""
+        segment = position // SEGMENT
+        inputs, state = (max(0, position - self.n_conv + 1), position), (segment, segment + (segment > 0))
+        return self._rows(slot, inputs, state, (SEGMENT * segment, position))
 
     def written(self, slot: int, first: int, end: int) -> list[StoredRows[A]]:
         """What a pass of the sequence in ``slot`` over the positions [first, end) stores.  Of a long pass, the rings hold
         only the last entries."""
-        return self._rows(slot, (first, end), (first // SPAN + 1, end // SPAN + 1), (first, end))
+        return self._rows(slot, (first, end), (first // SEGMENT + 1, end // SEGMENT + 1), (first, end))
 
     def before_pass(self, like: LayerMemory[Any], position: int) -> "RecurrentCache[Any]":
         """All of it: a long pass overwrites the rings."""
@@ -113,8 +113,8 @@ class RecurrentCacheSpec(CacheSpec):
 
     @property
     def slots(self) -> int:
-        """The number of chunks: that of the last token to be rolled back, and those that may follow it."""
-        return 1 + -(-max(self.rewind, 1) // SPAN)
+        """The number of segments: that of the last token to be rolled back, and those that may follow it."""
+        return 1 + -(-max(self.rewind, 1) // SEGMENT)
 
     def length(self, max_rows: int) -> int:
         """Rows of the ring of inputs: a step never overwrites what it reads, nor any pass what an earlier position needs."""
@@ -122,21 +122,21 @@ class RecurrentCacheSpec(CacheSpec):
 
     @property
     def slot_bytes(self) -> int:
-        """The memory of a slot in bytes: a state and the lists of a chunk."""
-        return 4 * (self.n_v * self.d * self.d + SPAN * (self.n_k * self.d + self.n_v * self.d + self.n_v))
+        """The memory of a slot in bytes: a state and the lists of a segment."""
+        return 4 * (self.n_v * self.d * self.d + SEGMENT * (self.n_k * self.d + self.n_v * self.d + self.n_v))
 
     def ring_bytes(self, max_rows: int) -> int:
         """The memory of the layer in bytes for one sequence; it does not grow with the context."""
         return 4 * self.length(max_rows) * self.n_channels + self.slots * self.slot_bytes
 
     def rings(self, max_rows: int) -> list[Ring]:
-        """A pass needs its chunk, which may begin 15 positions before it, and n_conv - 1 inputs.  Chunks are overwritten as a
-        whole: after ``end`` positions, chunk end // 16 and the ``slots`` - 1 before it are still there."""
-        return [Ring(SPAN - 1, SPAN * self.slots - 1), Ring(self.n_conv - 1, self.length(max_rows))]
+        """A pass needs its segment, which may begin 15 positions before it, and n_conv - 1 inputs.  Segments are overwritten
+        as a whole: after ``end`` positions, segment end // 16 and the ``slots`` - 1 before it are still there."""
+        return [Ring(SEGMENT - 1, SEGMENT * self.slots - 1), Ring(self.n_conv - 1, self.length(max_rows))]
 
     def allocate(self, memory: PagedMemory, types: Types) -> RecurrentCache[Any]:
         """Allocate the rings."""
-        n, tokens, n_v, d = memory.n_sequences, SPAN * self.slots, self.n_v, self.d
+        n, tokens, n_v, d = memory.n_sequences, SEGMENT * self.slots, self.n_v, self.d
         shapes = [(n, self.length(memory.max_rows), self.n_channels), (n, self.slots, n_v, d, d)]
         shapes += [(n, tokens, self.n_k, d), (n, tokens, n_v, d), (n, tokens, n_v)]
         conv, states, keys, deltas, decays = (memory.zeros(shape, np.float32) for shape in shapes)

@@ -1,22 +1,22 @@
-"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks") in chunks of 16 tokens, as Qwen3-Next and Qwen3.5 use it.
+"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks") in segments of 16 tokens, as Qwen3-Next and Qwen3.5 use it.
 
 Formula, for the token at position p, with x_p the channels (q, k, v) before the convolution:
     y = silu(sum_j w[j] * x_(p - n_conv + 1 + j)), x of positions before 0 being 0;
     q = y_q * r(y_q) * scale, k = y_k * r(y_k) per head, r(y) = 1 / sqrt(sum(y^2) + eps), scale = 1 / sqrt(d); v = y_v;
     per value head h, with the queries and keys of head h % n_k, or h // (n_v / n_k) if they are ``grouped``:
     e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta).
-    Chunk n holds the positions 16 n .. 16 n + 15.  S [d, d] is the state before it, row j for element j of the value, and 0
-    for chunk 0.  For token t of the chunk and the tokens i before it in the chunk, with G_t = e_0 * .. * e_t and
+    Segment n holds the positions 16 n .. 16 n + 15.  S [d, d] is the state before it, row j for element j of the value, and 0
+    for segment 0.  For token t of the segment and the tokens i before it in the segment, with G_t = e_0 * .. * e_t and
     D_it = e_(i+1) * .. * e_t (D_ii = 1):
     u_tj = (v_tj - x_tj) * beta'_t,  x_tj = G_t * (S_j . k_t) + sum_i (D_it * (k_i . k_t)) * u_ij;
     out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included.
-    The state after the chunk is S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
+    The state after the segment is S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
     This is M = e * M;  u = (v - M k) * beta';  M = M + u k^T;  out = M q, token by token, with M written as S and the tokens
     since.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv];
     sequences, positions int32 [rows]: the sequence of each row, and its position there; out float32 [rows, n_v d].  d is a
     multiple of 32.  The memory has a part for each sequence: ring float32 [sequences, length, C], x of position p in row p %
-    length; states float32 [sequences, slots, n_v, d, d], slots >= 2, S of chunk n in slot n % slots; keys float32
+    length; states float32 [sequences, slots, n_v, d, d], slots >= 2, S of segment n in slot n % slots; keys float32
     [sequences, 16 slots, n_k, d], deltas float32 [sequences, 16 slots, n_v, d], decays float32 [sequences, 16 slots, n_v]:
     k, u and e of position p in row p % (16 slots).
 Runs: consecutive rows of one sequence at consecutive positions are a run.  It sees what earlier passes have stored for its
@@ -30,15 +30,15 @@ Reduction order: convolution: one fma per tap from 0, the oldest first.  sum(y^2
     Dots, such as S_j . k: chain c of 32 owns m with m % 32 == c, one fma each in rising m, from 0; then with s_l = (c_4l +
     c_4l+2) + (c_4l+1 + c_4l+3) the halving tree over s_0 .. s_7: (s_0 + s_4, ...), (0 + 2, ...), (0 + 1).
     Sums over tokens: ((G A + w_0 u_0) + w_1 u_1) + .., G A and the weights w rounded, one fma per token in rising i.
-    Everything depends on S and the tokens of the chunk up to t only: not on the division of the rows into passes.
-Bytes moved: 4 d^2 n_v read per chunk that the pass touches, and as many written per chunk that it ends; 4 (n_k + n_v) d for
-    each token that is read from the lists or written to them.
+    Everything depends on S and the tokens of the segment up to t only: not on the division of the rows into passes.
+Bytes moved: 4 d^2 n_v read per segment that the pass touches, and as many written per segment that it ends; 4 (n_k + n_v) d
+    for each token that is read from the lists or written to them.
 """
 
 import numpy as np
 from numba import njit
 
-from engine.cache.recurrent import SPAN
+from engine.cache.recurrent import SEGMENT
 from engine.cpu.fold import fold
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
 from engine.numerics import decay_of, fma, inverse_root, sigmoid, silu
@@ -47,7 +47,7 @@ f32 = np.float32
 DOT_CHAINS = 32
 CHANNELS = 64
 FEW = 3
-"""Fewer tokens of a chunk than that have their dots computed one after another; more, side by side."""
+"""Fewer tokens of a segment than that have their dots computed one after another; more, side by side."""
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -135,14 +135,14 @@ def dots(rows, k, q, t, products, chains):
                 of_key[c] = fma(row[c], key[c], of_key[c])
                 of_query[c] = fma(row[c], query[c], of_query[c])
         products[j, t] = _fold_dot(of_key)
-        products[j, SPAN + t] = _fold_dot(of_query)
+        products[j, SEGMENT + t] = _fold_dot(of_query)
 
 
 @njit(forceinline=True, error_model="numpy")
 def _all_dots(rows, x, products, sums, n_runs):
     for j in range(rows.shape[0]):
         for g in range(DOT_CHAINS // 4):
-            for t in range(2 * SPAN):
+            for t in range(2 * SEGMENT):
                 c0, c1, c2, c3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
                 for m in range(n_runs):
                     i = DOT_CHAINS * m + 4 * g
@@ -151,7 +151,7 @@ def _all_dots(rows, x, products, sums, n_runs):
                     c2 = fma(rows[j, i + 2], x[i + 2, t], c2)
                     c3 = fma(rows[j, i + 3], x[i + 3, t], c3)
                 sums[g, t] = (c0 + c2) + (c1 + c3)
-        for t in range(2 * SPAN):
+        for t in range(2 * SEGMENT):
             even = (sums[0, t] + sums[4, t]) + (sums[2, t] + sums[6, t])
             odd = (sums[1, t] + sums[5, t]) + (sums[3, t] + sums[7, t])
             products[j, t] = even + odd
@@ -169,8 +169,8 @@ def all_dots(rows, x, products, sums):
 
 @njit(cache=True, error_model="numpy")
 def couple(e, products, at, end, weights, decayed, left):
-    """How tokens of a chunk act on the tokens [at, end): weights[0, i, t] = D_it * c_it, weights[1, i, t] = D_it * s_it, with
-    products [end, 32] = c, s; decayed[t] = G_t and left[i] = D_i,end-1.  e [end]: the decays."""
+    """How tokens of a segment act on the tokens [at, end): weights[0, i, t] = D_it * c_it, weights[1, i, t] = D_it * s_it,
+    with products [end, 32] = c, s; decayed[t] = G_t and left[i] = D_i,end-1.  e [end]: the decays."""
     total = f32(1.0)
     for t in range(end):
         total = total * e[t]
@@ -182,7 +182,7 @@ def couple(e, products, at, end, weights, decayed, left):
                 decay = decay * e[t]
             if t >= at:
                 weights[0, i, t] = decay * products[i, t]
-                weights[1, i, t] = decay * products[i, SPAN + t]
+                weights[1, i, t] = decay * products[i, SEGMENT + t]
         left[i] = decay
 
 
@@ -197,7 +197,7 @@ def _add_tokens(x, weights, t, deltas, base, h, n):
 
 @njit(cache=True, error_model="numpy")
 def token(t, products, weights, decayed, deltas, base, h, v, beta, x, out):
-    """u_t of a head, stored in deltas[base + t, h], and out [d], from those of the tokens before in the chunk; products
+    """u_t of a head, stored in deltas[base + t, h], and out [d], from those of the tokens before in the segment; products
     [d, 32] = A, B; v [d]; x [d] is scratch."""
     d = v.size
     for j in range(d):
@@ -207,21 +207,21 @@ def token(t, products, weights, decayed, deltas, base, h, v, beta, x, out):
     for j in range(d):
         u[j] = (v[j] - x[j]) * beta
     for j in range(d):
-        out[j] = decayed[t] * products[j, SPAN + t]
+        out[j] = decayed[t] * products[j, SEGMENT + t]
     _add_tokens(out, weights[1], t, deltas, base, h, t + 1)
 
 
 @njit(cache=True, error_model="numpy")
 def next_state(state, k, deltas, base, h, left, decay, parts, new):
-    """new [d, d], the state after a chunk that began with ``state``: k [16, d] are its keys, decay is G of its last token;
+    """new [d, d], the state after a segment that began with ``state``: k [16, d] are its keys, decay is G of its last token;
     parts [16] is scratch."""
     d = state.shape[0]
     for j in range(d):
-        for i in range(SPAN):
+        for i in range(SEGMENT):
             parts[i] = left[i] * deltas[base + i, h, j]
         for m in range(d):
             x = state[j, m] * decay
-            for i in range(SPAN):
+            for i in range(SEGMENT):
                 x = fma(parts[i], k[i, m], x)
             new[j, m] = x
 
@@ -237,12 +237,12 @@ def delta_rule(
     """
     rows, n_v, d = out.shape
     share, slots, length = n_v // n_k, states.shape[1], keys.shape[1]
-    k, e = np.empty((SPAN, d), np.float32), np.empty(SPAN, np.float32)
-    side, sums = np.zeros((d, 2 * SPAN), np.float32), np.empty((DOT_CHAINS // 4, 2 * SPAN), np.float32)
+    k, e = np.empty((SEGMENT, d), np.float32), np.empty(SEGMENT, np.float32)
+    side, sums = np.zeros((d, 2 * SEGMENT), np.float32), np.empty((DOT_CHAINS // 4, 2 * SEGMENT), np.float32)
     chains = np.empty((2, DOT_CHAINS), np.float32)
-    of_keys, of_state = np.empty((SPAN, 2 * SPAN), np.float32), np.empty((d, 2 * SPAN), np.float32)
-    weights = np.empty((2, SPAN, SPAN), np.float32)
-    decayed, left, parts = np.empty(SPAN, np.float32), np.empty(SPAN, np.float32), np.empty(SPAN, np.float32)
+    of_keys, of_state = np.empty((SEGMENT, 2 * SEGMENT), np.float32), np.empty((d, 2 * SEGMENT), np.float32)
+    weights = np.empty((2, SEGMENT, SEGMENT), np.float32)
+    decayed, left, parts = np.empty(SEGMENT, np.float32), np.empty(SEGMENT, np.float32), np.empty(SEGMENT, np.float32)
     x = np.empty(d, np.float32)
     item = first
     while item < last:
@@ -258,11 +258,11 @@ def delta_rule(
                     out[begin, h] = out[begin - 1, h]
                 begin += 1
                 continue
-            # Tokens [at, end) of chunk n are the rows of a run from ``begin`` on.
-            n, at = positions[begin] // SPAN, positions[begin] % SPAN
-            base, before = SPAN * n % length, begin - at
+            # Tokens [at, end) of segment n are the rows of a run from ``begin`` on.
+            n, at = positions[begin] // SEGMENT, positions[begin] % SEGMENT
+            base, before = SEGMENT * n % length, begin - at
             end = at + 1
-            while end < SPAN and before + end < rows and _follows(positions, sequences, before + end, 1):
+            while end < SEGMENT and before + end < rows and _follows(positions, sequences, before + end, 1):
                 end += 1
             own_states, own_keys = states[sequences[begin]], keys[sequences[begin]]
             own_deltas, own_decays = deltas[sequences[begin]], decays[sequences[begin]]
@@ -275,7 +275,7 @@ def delta_rule(
                     query = y[before + i, q_at : q_at + d]
                     for m in range(d):
                         side[m, i] = k[i, m]
-                        side[m, SPAN + i] = query[m]
+                        side[m, SEGMENT + i] = query[m]
             if wide:
                 all_dots(k[:end], side, of_keys, sums)
             else:
@@ -302,9 +302,9 @@ def delta_rule(
                     row = before + t
                     v, rate = y[row, v_at : v_at + d], sigmoid(beta[row, beta_at + h])
                     token(t, of_state, weights, decayed, own_deltas, base, h, v, rate, x, out[row, h])
-                if end == SPAN:
+                if end == SEGMENT:
                     new = own_states[(n + 1) % slots, h]
-                    next_state(state, k, own_deltas, base, h, left, decayed[SPAN - 1], parts, new)
+                    next_state(state, k, own_deltas, base, h, left, decayed[SEGMENT - 1], parts, new)
             begin += end - at
         item = stop
 

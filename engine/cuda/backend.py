@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from engine.arrays import Batch, Role
 from engine.cache.kv import AttentionCache, KVCache
 from engine.cache.latent import LatentCache
-from engine.cache.recurrent import SPAN, RecurrentCache
+from engine.cache.recurrent import SEGMENT, RecurrentCache
 from engine.compile.jobs import Job
 from engine.cuda import (
     add,
@@ -532,7 +532,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         if rows > NARROW_ROWS:
             padded = wide_delta_net.padded(rows)
             y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
-            records = self.recorder.empty((net.n_v, padded // SPAN, wide_delta_net.RECORD))
+            records = self.recorder.empty((net.n_v, padded // SEGMENT, wide_delta_net.RECORD))
             given_lists = memory.keys, memory.decays
             arguments: tuple[Argument, ...]
             arguments = (*given, net.n_v, rows, padded, length, slots, memory.conv, *given_lists, y, shares)

@@ -1,37 +1,37 @@
 """The gated delta rule (Yang et al. 2024, "Gated Delta Networks") for the rows of a step, and the gated norm that follows.
 
-Formula: that of ``engine/cpu/delta_net.py``: the state S before a chunk of 16 positions, and of the tokens i since then the
+Formula: that of ``engine/cpu/delta_net.py``: the state S before a segment of 16 positions, and of the tokens i since then the
     normalized key k_i, the delta u_i and the decay e_i; for token t
     u_tj = (v_tj - (G_t * (S_j . k_t) + sum_i (D_it * (k_i . k_t)) * u_ij)) * beta'_t;
     out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included;
-    after the chunk, S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
+    after the segment, S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements
     apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions, sequences int32 [rows]: the position of each row, and
     the sequence to which it belongs; out float32 [rows, n_v d].  d is a multiple of 32, up to 128; rows is at most 16, so
-    that a pass ends at most one chunk of a sequence.  The memory has a part for each sequence: ring float32 [sequences,
+    that a pass ends at most one segment of a sequence.  The memory has a part for each sequence: ring float32 [sequences,
     length, C], x of position p in row p % length, length >= rows + n_conv - 1; states float32 [sequences, slots, n_v, d, d],
-    slots >= 2, the state before chunk n in slot n % slots; keys float32 [sequences, 16 slots, n_k, d], deltas float32
+    slots >= 2, the state before segment n in slot n % slots; keys float32 [sequences, 16 slots, n_k, d], deltas float32
     [sequences, 16 slots, n_v, d], decays float32 [sequences, 16 slots, n_v]: what position p adds in row p % (16 slots).
 Runs: without ``mixed`` all rows are a run: those of sequences[0] at positions[0] and after.  In a mixed pass each row has
     blocks of its own: those of the first row of a run compute all of it, the others end at once.  Rows may be repeated as
     in ``engine/cpu/delta_net.py``: copies of the last row of a run directly after it belong to it, and get its result; a
     copy elsewhere of the first row of a run is a run that computes and stores the same bits.  Both may be computed at the
-    same time, because a run stores at its own positions and in the next chunk, and reads what precedes it.
+    same time, because a run stores at its own positions and in the next segment, and reads what precedes it.
 Who owns what: a block owns 16 rows of the state of one head, for one run.  8 lanes hold one of them, lane l the elements 4
-    l + 32 m .. + 3, and in the same way the key of one of the 16 tokens of the chunk.  What earlier passes have stored is
+    l + 32 m .. + 3, and in the same way the key of one of the 16 tokens of the segment.  What earlier passes have stored is
     in flight before ``wait_for_inputs``.  What all rows of a state need of a token, each block computes again: q and k by a
     thread per channel, their norms by a warp each; v by the lanes of its row, a token each; e and beta' of all tokens by a
     warp each; the dots of its key with those of the tokens by the lanes that hold it.
 Reduction order: that of ``engine/cpu/delta_net.py``; the sums over tokens are computed in each of the 8 lanes.  Chain c of a
     dot is element c % 4 of lane c // 4.
-Bytes moved, for each run: 4 d^2 n_v read, and as many written if it ends a chunk; d / 16 times the lists of the chunk read
-    from the L2 cache: 4 n_v d for keys and as many for deltas of each token.
+Bytes moved, for each run: 4 d^2 n_v read, and as many written if it ends a segment; d / 16 times the lists of the segment
+    read from the L2 cache: 4 n_v d for keys and as many for deltas of each token.
 """
 
 import numpy as np
 from numba import cuda
 
-from engine.cache.recurrent import SPAN
+from engine.cache.recurrent import SEGMENT
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
@@ -129,7 +129,7 @@ def make_spread(n: int, bit: int = 4) -> DeviceFunction:
     return spread
 
 
-def make_absorb(d: int, pitch: int, first: int = 0, n: int = SPAN) -> DeviceFunction:
+def make_absorb(d: int, pitch: int, first: int = 0, n: int = SEGMENT) -> DeviceFunction:
     """The device function ``absorb(state, u, left, keys)``: state = fma(left[i] * u[i], key i, state) for n tokens from
     ``first`` on; keys: key 0 from element 4 l on, for lane l, in shared memory, with key i ``pitch`` * i elements later.  The
     calls make all indices constants."""
@@ -188,7 +188,12 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
     pair = 1 if single else 2  # tokens whose dots are computed at a time
     squares, part, spread, absorb = make_squares(d), make_part(d), make_spread(4 * pair), make_absorb(d, d)
     n_dots = 4 * pair
-    n_answers, n_weights, n_keys, n_before_deltas = 2 * COLUMNS * most, 2 * SPAN * most, SPAN * d, COLUMNS * SPAN
+    n_answers, n_weights, n_keys, n_before_deltas = (
+        2 * COLUMNS * most,
+        2 * SEGMENT * most,
+        SEGMENT * d,
+        COLUMNS * SEGMENT,
+    )
     n_each = n_before_deltas // THREADS
 
     @device
@@ -235,10 +240,10 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         own_weights = pointer(cuda.shared.array(most, np.float32, ALIGNED))
         before_deltas = pointer(cuda.shared.array(n_before_deltas, np.float32, ALIGNED))
         all_keys = pointer(cuda.shared.array(n_keys, np.float32, ALIGNED))
-        left = pointer(cuda.shared.array(SPAN, np.float32, ALIGNED))
+        left = pointer(cuda.shared.array(SEGMENT, np.float32, ALIGNED))
         state = cuda.local.array(n_state, np.float32)
         key = cuda.local.array(n_state, np.float32)
-        u = cuda.local.array(SPAN, np.float32)
+        u = cuda.local.array(SEGMENT, np.float32)
         chains = cuda.local.array(4, np.float32)
         dots = cuda.local.array(n_dots, np.float32)
         channels = cuda.local.array(n_channels, np.int32)
@@ -253,7 +258,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         warp, lane, own = I(thread >> 5), I(thread & 31), I(thread & (LANES - 1))
         head, n_v = I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y)
-        # The row of the state, within the block, and the token of the chunk that the lanes hold.
+        # The row of the state, within the block, and the token of the segment that the lanes hold.
         mine = I(thread >> 3)
         first_column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS)
         column = I(first_column + mine)
@@ -280,12 +285,12 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 end = I(end + 1)
             n_rows = I(end - begin)
         # Where the first row goes.
-        ring_row, chunk, at = I(U(place) % U(length)), I(U(place) // U(SPAN)), I(U(place) % U(SPAN))
-        slot = I(U(chunk) % U(slots))
+        ring_row, segment, at = I(U(place) % U(length)), I(U(place) // U(SEGMENT)), I(U(place) % U(SEGMENT))
+        slot = I(U(segment) % U(slots))
 
         # What earlier passes have written for the sequence.
         slot_size, first_slot = np.int64(I(n_v * (d * d))), np.int64(I(sequence * slots))
-        first_token, ring_base = I(I(sequence * slots) * SPAN), I(sequence * length)
+        first_token, ring_base = I(I(sequence * slots) * SEGMENT), I(sequence * length)
         states = advance(states, slot_size * first_slot + np.int64(I(head * (d * d) + I(column * d + 4 * own))))
         keys = advance(keys, I(I(first_token * n_k) * d) + I(group * d + 4 * own))
         deltas, decays = (
@@ -294,14 +299,14 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         )
         for k in range(n_state):
             state[k], key[k] = F(0.0), F(0.0)
-        if chunk > 0:
+        if segment > 0:
             latest = advance(states, slot_size * slot)
             for m in range(n_runs):
                 words = stream4(latest, 32 * m)
                 for k in range(4):
                     state[4 * m + k] = bits_float(I(words[k]))
         if mine < at:
-            known = advance(keys, I(I(slot * SPAN + mine) * I(n_k * d)))
+            known = advance(keys, I(I(slot * SEGMENT + mine) * I(n_k * d)))
             for m in range(n_runs):
                 words = stream4(known, 32 * m)
                 for k in range(4):
@@ -310,15 +315,15 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             i = I(I(thread >> 4) + k * (THREADS // COLUMNS))
             value = F(0.0)
             if i < at:
-                value = deltas[I(I(I(slot * SPAN + i) * n_v) * d) + I(first_column + (thread & (COLUMNS - 1)))]
-            before_deltas[I((thread & (COLUMNS - 1)) * SPAN + i)] = value
+                value = deltas[I(I(I(slot * SEGMENT + i) * n_v) * d) + I(first_column + (thread & (COLUMNS - 1)))]
+            before_deltas[I((thread & (COLUMNS - 1)) * SEGMENT + i)] = value
         # D of the lanes' token, and G, at the token before the pass.
         decay, total = F(1.0), F(1.0)
-        for i in range(SPAN):
+        for i in range(SEGMENT):
             u[i] = F(1.0)
             if i < at:
-                u[i] = decays[I(I(slot * SPAN + i) * n_v)]
-        for i in range(SPAN):
+                u[i] = decays[I(I(slot * SEGMENT + i) * n_v)]
+        for i in range(SEGMENT):
             total = total * u[i]
             if i > mine:
                 decay = decay * u[i]
@@ -412,14 +417,14 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             task = I(task + n_warps)
         cuda.syncthreads()
 
-        for i in range(0, SPAN, 4):
-            words = vector4(before_deltas, I(mine * SPAN + i))
+        for i in range(0, SEGMENT, 4):
+            words = vector4(before_deltas, I(mine * SEGMENT + i))
             for k in range(4):
                 u[i + k] = bits_float(I(words[k]))
         first = I(0)
         while first < n_rows:
-            # Rows first .. end - 1 are tokens of one chunk, from token ``at`` on.
-            end = min(n_rows, I(first + (SPAN - at)))
+            # Rows first .. end - 1 are tokens of one segment, from token ``at`` on.
+            end = min(n_rows, I(first + (SEGMENT - at)))
             t = first
             while t < end:
                 token = I(at + (t - first))
@@ -431,7 +436,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                             new_decay = F(1.0)
                             take_key(key, advance(y, I(I(t + p) * (2 * d)) + I(d + 4 * own)))
                             if stores:
-                                put_key(advance(keys, I(I(slot * SPAN + token + p) * I(n_k * d))), key)
+                                put_key(advance(keys, I(I(slot * SEGMENT + token + p) * I(n_k * d))), key)
                     if p == 0:
                         decay = new_decay
                 # The dots of the keys and of the rows of the state with the tokens' keys and queries.
@@ -444,16 +449,16 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 number = I(own * pair // 2)
                 row = I(t + (number >> 2))
                 if row < end:
-                    to = I(I(2 * I(row * SPAN + mine)) + (number & 1))
+                    to = I(I(2 * I(row * SEGMENT + mine)) + (number & 1))
                     if number & 2:
-                        # There are as many rows of the state in a block as tokens in a chunk.
+                        # There are as many rows of the state in a block as tokens in a segment.
                         answers[to] = result
                     else:
                         of_row, place_of_row = new_decay if number >= 4 else decay, I(token + (number >> 2))
                         product = of_row * result
                         if mine == place_of_row and number & 1:
                             own_weights[row] = product
-                        # What is not before the token in its chunk leaves every sum unchanged.
+                        # What is not before the token in its segment leaves every sum unchanged.
                         weights[to] = product if mine < place_of_row else F(-0.0)
                 decay = new_decay
                 t = I(t + pair)
@@ -472,23 +477,23 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 # Adding -0 changes nothing, and makes the product of the first token, which has no others before it, an fma.
                 read = fma(total, bits_float(I(both[0])), F(-0.0))
                 result = fma(total, bits_float(I(both[1])), F(-0.0))
-                for i in range(0, SPAN, 2):
-                    words = vector4(weights, I(2 * I(t * SPAN + i)))
+                for i in range(0, SEGMENT, 2):
+                    words = vector4(weights, I(2 * I(t * SEGMENT + i)))
                     for k in range(2):
                         read = fma(bits_float(I(words[2 * k])), u[i + k], read)
                         result = fma(bits_float(I(words[2 * k + 1])), u[i + k], result)
                 delta = (value - read) * rates[t]
-                for i in range(SPAN):
+                for i in range(SEGMENT):
                     u[i] = delta if i == token else u[i]
                 result = fma(own_weights[t], delta, result)
                 if own == 0:
-                    deltas[I(I(I(slot * SPAN + token) * n_v) * d) + column] = delta
+                    deltas[I(I(I(slot * SEGMENT + token) * n_v) * d) + column] = delta
                     out[I(I(I(begin + t) * n_v + head) * d) + column] = result
                 if thread == 0 and cuda.blockIdx.x == 0:
-                    decays[I(I(slot * SPAN + token) * n_v)] = e
+                    decays[I(I(slot * SEGMENT + token) * n_v)] = e
                 t = I(t + 1)
-            if at + (end - first) == SPAN:
-                # The chunk ends: its tokens become part of the state.
+            if at + (end - first) == SEGMENT:
+                # The segment ends: its tokens become part of the state.
                 for m in range(n_runs):
                     to = I(mine * d + 4 * own + 32 * m)
                     keep4(all_keys, to, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
@@ -502,7 +507,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 next_state = advance(states, slot_size * slot)
                 for m in range(n_runs):
                     store4(next_state, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
-                for i in range(SPAN):
+                for i in range(SEGMENT):
                     u[i] = F(0.0)
                 at, total = I(0), F(1.0)
             first = end

@@ -1,20 +1,20 @@
 """The gated delta rule over the rows of a prompt: what does not depend on the state for all rows at once, then the rule.
 
 Formula: ``engine/cuda/delta_net.py``.  ``convolve``: y = silu of the convolution, with q and k normalized and scaled; e and
-    beta'.  ``couple``: G_t, D_i,15, D_it * (k_i . k_t) and D_it * (k_i . q_t) for the tokens i and t of each chunk.
-    ``delta_rule``: u, out and the next state, chunk after chunk.  None writes the ring of inputs, which may be shorter than
-    the pass: the last rows are stored there afterwards (``engine/cuda/mtp.py``, ``keep_rows``).
-Shapes: x float32 [rows, C], C = (2 n_k + n_v) d.  The pass begins in a chunk, at token ``at`` of it: row t is token at + t
-    from the beginning of that chunk.  All rows belong to sequences[0], whose part of the memory is used.  y float32
+    beta'.  ``couple``: G_t, D_i,15, D_it * (k_i . k_t) and D_it * (k_i . q_t) for the tokens i and t of each segment.
+    ``delta_rule``: u, out and the next state, segment after segment.  None writes the ring of inputs, which may be shorter
+    than the pass: the last rows are stored there afterwards (``engine/cuda/mtp.py``, ``keep_rows``).
+Shapes: x float32 [rows, C], C = (2 n_k + n_v) d.  The pass begins in a segment, at token ``at`` of it: row t is token at + t
+    from the beginning of that segment.  All rows belong to sequences[0], whose part of the memory is used.  y float32
     [padded, C] and gates float32 [n_v, padded, 2], e and beta', are by token; of the tokens before the pass they have k and
-    e, from the lists. padded is a multiple of 16.  records float32 [n_v, padded / 16, 560]: of each chunk, for each token i
+    e, from the lists. padded is a multiple of 16.  records float32 [n_v, padded / 16, 560]: of each segment, for each token i
     and lane l the weights of u_i in the sums of k for the tokens l and l + 8 and in those of q; then G, D_i,15 and beta'
     [16].  The others as in ``engine/cuda/delta_net.py``.
 Who owns what: ``convolve``: a warp owns 16 rows of d channels, which are the queries, the keys or the values of a head,
-    lane l channels l + 32 k; or the gates of 32 heads.  ``couple``: a block owns a chunk and a key head, 8 lanes the key of
+    lane l channels l + 32 k; or the gates of 32 heads.  ``couple``: a block owns a segment and a key head, 8 lanes the key of
     a token, as in ``engine/cuda/delta_net.py``.  ``delta_rule``: a block owns 16 rows of the state of one head, with 8 lanes
-    for every two of them, in registers from the first chunk to the last: so what a lane reads of a token serves two rows.
-    Lane l owns the sums of the tokens l and l + 8.  What a chunk needs is copied to shared memory while the one before is
+    for every two of them, in registers from the first segment to the last: so what a lane reads of a token serves two rows.
+    Lane l owns the sums of the tokens l and l + 8.  What a segment needs is copied to shared memory while the one before is
     computed.
 Reduction order: that of ``engine/cpu/delta_net.py``.  The partial sums of 8 tokens are exchanged together, so that each lane
     gets the dots of its own tokens.
@@ -26,7 +26,7 @@ Bytes moved: ``convolve``: 8 C per row, and 4 C (n_conv - 1) more per 16 rows; `
 import numpy as np
 from numba import cuda
 
-from engine.cache.recurrent import SPAN
+from engine.cache.recurrent import SEGMENT
 from engine.cuda.attention.tile import make_each
 from engine.cuda.delta_net import COLUMNS, LANES, THREADS, make_dot
 from engine.cuda.fold import make_squares
@@ -66,19 +66,19 @@ WARPS = 8
 APART = COLUMNS // 2
 """The distance between the two rows of the state of which a lane of ``delta_rule`` has a part."""
 RULE_THREADS = APART * LANES
-WEIGHTS = 2 * SPAN * SPAN
-RECORD = WEIGHTS + 3 * SPAN
-"""Floats of a chunk and a head that ``couple`` computes: weights, and three numbers per token."""
+WEIGHTS = 2 * SEGMENT * SEGMENT
+RECORD = WEIGHTS + 3 * SEGMENT
+"""Floats of a segment and a head that ``couple`` computes: weights, and three numbers per token."""
 
 
 def padded(rows: int) -> int:
-    """The number of tokens of all chunks that ``rows`` rows can touch."""
-    return -(-(rows + SPAN - 1) // SPAN) * SPAN
+    """The number of tokens of all segments that ``rows`` rows can touch."""
+    return -(-(rows + SEGMENT - 1) // SEGMENT) * SEGMENT
 
 
 def convolve_grid(n_k: int, n_v: int, rows: int) -> tuple[int, int]:
     """The grid of ``convolve``."""
-    return -(-(2 * n_k + n_v + -(-n_v // 32)) // WARPS), -(-rows // SPAN)
+    return -(-(2 * n_k + n_v + -(-n_v // 32)) // WARPS), -(-rows // SEGMENT)
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, I32P, f32_t, f32_t, *[i32] * 6, *[F32P] * 5, threads=32 * WARPS)
@@ -105,8 +105,8 @@ def convolve(d: int, n_conv: int) -> KernelCode:
         part = cuda.local.array(n_runs, np.float32)
         lane, warp = I(cuda.threadIdx.x & 31), I((cuda.threadIdx.x >> 5) & (WARPS - 1))
         task = I((cuda.blockIdx.x & 0xFFFF) * WARPS + warp)
-        t = I((cuda.blockIdx.y & 0xFFFF) * SPAN)
-        end = min(I(t + SPAN), rows)
+        t = I((cuda.blockIdx.y & 0xFFFF) * SEGMENT)
+        end = min(I(t + SEGMENT), rows)
         n_vectors = I(2 * n_k + n_v)
         width, channel = I(n_vectors * d), I(task * d + lane)
         if task < n_vectors:
@@ -115,9 +115,9 @@ def convolve(d: int, n_conv: int) -> KernelCode:
                     taps[k * n_conv + j] = weight[I(I(channel + 32 * k) * n_conv) + j]
         wait_for_inputs()
         place, sequence = positions[0], sequences[0]
-        # Tokens of the first chunk before the pass, and the rows of the lists that have them.
-        known = I(U(place) % U(SPAN))
-        base = I(I(sequence * slots) * SPAN + I(U(U(place) // U(SPAN)) % U(slots) * U(SPAN)))
+        # Tokens of the first segment before the pass, and the rows of the lists that have them.
+        known = I(U(place) % U(SEGMENT))
+        base = I(I(sequence * slots) * SEGMENT + I(U(U(place) // U(SEGMENT)) % U(slots) * U(SEGMENT)))
         ring = advance(ring, np.int64(I(sequence * length)) * np.int64(width))
         if task >= n_vectors:
             head = I(I(task - n_vectors) * 32 + lane)
@@ -177,19 +177,19 @@ def convolve(d: int, n_conv: int) -> KernelCode:
 
 def couple_grid(n_k: int, padded: int) -> tuple[int, int]:
     """The grid of ``couple``."""
-    return padded // SPAN, n_k
+    return padded // SEGMENT, n_k
 
 
 @kernel(F32P, F32P, I32P, I32P, *[i32] * 5, *[F32P] * 3, threads=THREADS)
 def couple(d: int, grouped: bool = False) -> KernelCode:
-    """Compute how the tokens of each chunk act on each other, and store keys and decays of the pass in the lists.
+    """Compute how the tokens of each segment act on each other, and store keys and decays of the pass in the lists.
 
     Arguments: y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records.  ``grouped``:
     neighbouring heads share a key.  Grid: ``couple_grid(n_k, padded)``.
     """
     n_runs = d // 32
     n_state = 4 * n_runs
-    n_shared, n_products = SPAN * 2 * d, 2 * SPAN * SPAN
+    n_shared, n_products = SEGMENT * 2 * d, 2 * SEGMENT * SEGMENT
     pieces = d // 2
     dot = make_dot(d)
 
@@ -198,24 +198,24 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
         let_next_begin()
         vectors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         products = pointer(cuda.shared.array(n_products, np.float32, ALIGNED))
-        e = pointer(cuda.shared.array(SPAN, np.float32, ALIGNED))
+        e = pointer(cuda.shared.array(SEGMENT, np.float32, ALIGNED))
         key = cuda.local.array(n_state, np.float32)
         chains = cuda.local.array(4, np.float32)
         # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         own, mine = I(thread & (LANES - 1)), I(thread >> 3)
-        chunk, group = I(cuda.blockIdx.x & 0xFFFFFF), I(cuda.blockIdx.y & 0xFFFF)
+        segment, group = I(cuda.blockIdx.x & 0xFFFFFF), I(cuda.blockIdx.y & 0xFFFF)
         share = I(U(n_v) // U(n_k))
-        width, first = I(I(2 * n_k + n_v) * d), I(chunk * SPAN)
+        width, first = I(I(2 * n_k + n_v) * d), I(segment * SEGMENT)
         wait_for_inputs()
         place, sequence = positions[0], sequences[0]
-        at = I(U(place) % U(SPAN))
+        at = I(U(place) % U(SEGMENT))
         n_tokens = I(at + rows)
         if first >= n_tokens:
             return
         # Tokens of the pass that the lists still hold when it has ended.
-        least = max(at, I(n_tokens - slots * SPAN))
-        base = I(I(sequence * slots) * SPAN + I(U(I(U(place) // U(SPAN)) + chunk) % U(slots) * U(SPAN)))
+        least = max(at, I(n_tokens - slots * SEGMENT))
+        base = I(I(sequence * slots) * SEGMENT + I(U(I(U(place) // U(SEGMENT)) + segment) % U(slots) * U(SEGMENT)))
         for n in range(2 * n_runs):
             i = I(thread + n * THREADS)
             b, piece = I(U(i) // U(pieces)), I(U(i) % U(pieces))
@@ -234,28 +234,28 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
             to = advance(keys, I(I(I(base + mine) * n_k + group) * d) + 4 * own)
             for m in range(n_runs):
                 store4(to, 32 * m, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
-        for t in range(SPAN):
+        for t in range(SEGMENT):
             query = advance(vectors, I(t * (2 * d) + 4 * own))
             of_key, of_query = dot(key, advance(query, d), chains), dot(key, query, chains)
             if own == 0:
-                to = I(2 * I(mine * SPAN + t))
+                to = I(2 * I(mine * SEGMENT + t))
                 products[to], products[to + 1] = of_key, of_query
         for r in range(share):
             head = I(I(group * share) + r) if grouped else I(group + I(r * n_k))
             given = advance(gates, I(2 * I(I(head * padded) + first)))
-            record = advance(records, I(I(I(head * I(U(padded) // U(SPAN))) + chunk) * RECORD))
+            record = advance(records, I(I(I(head * I(U(padded) // U(SEGMENT))) + segment) * RECORD))
             # The products are complete, and all threads have finished with the decays of the head before.
             cuda.syncthreads()
-            if thread < SPAN:
+            if thread < SEGMENT:
                 token = I(first + thread)
                 e[thread] = given[I(2 * thread)] if token < n_tokens else F(1.0)
                 if token >= least and token < n_tokens:
                     decays[I(I(base + thread) * n_v) + head] = e[thread]
-                record[I(WEIGHTS + 2 * SPAN + thread)] = given[I(2 * thread + 1)] if token < n_tokens else F(0.0)
+                record[I(WEIGHTS + 2 * SEGMENT + thread)] = given[I(2 * thread + 1)] if token < n_tokens else F(0.0)
             cuda.syncthreads()
             # Lane l has the weights of the tokens l and l + 8.
             decay, low, high = F(1.0), F(0.0), F(0.0)
-            for t in range(SPAN):
+            for t in range(SEGMENT):
                 if t > mine:
                     decay = decay * e[t]
                 if t >= mine:
@@ -263,15 +263,15 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
                         low = decay
                     if t == own + LANES:
                         high = decay
-            to = I(2 * I(mine * SPAN + own))
+            to = I(2 * I(mine * SEGMENT + own))
             store4(
                 record, I(4 * thread), low * products[to], high * products[to + 2 * LANES],
                 low * products[to + 1], high * products[to + 2 * LANES + 1],
             )  # fmt: skip
             if own == 0:
-                record[I(WEIGHTS + SPAN + mine)] = decay
+                record[I(WEIGHTS + SEGMENT + mine)] = decay
                 decay = F(1.0)
-                for t in range(SPAN):
+                for t in range(SEGMENT):
                     if t <= mine:
                         decay = decay * e[t]
                 record[I(WEIGHTS + mine)] = decay
@@ -346,8 +346,8 @@ def _make_absorb(d: int, first: int = 0, n: int = LANES) -> DeviceFunction:
 
 
 def _stage(d: int) -> int:
-    """Floats of what ``delta_rule`` needs of a chunk."""
-    return SPAN * 2 * d + SPAN * COLUMNS + RECORD
+    """Floats of what ``delta_rule`` needs of a segment."""
+    return SEGMENT * 2 * d + SEGMENT * COLUMNS + RECORD
 
 
 @kernel(
@@ -357,7 +357,7 @@ def _stage(d: int) -> int:
     shared=lambda d, *_: 8 * _stage(d),
 )
 def delta_rule(d: int, grouped: bool = False) -> KernelCode:
-    """Compute deltas and results of each head, chunk by chunk, and its state.
+    """Compute deltas and results of each head, segment by segment, and its state.
 
     Arguments: y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out.  ``grouped``: neighbouring
     heads share a key.  No kernel of the same chain writes the positions, the sequences, the states or the deltas: they are
@@ -367,11 +367,11 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
     n_state = 4 * n_runs
     n_rows = 2 * n_state
     pieces = d // 2
-    values = SPAN * 2 * d
-    weights = values + SPAN * COLUMNS
+    values = SEGMENT * 2 * d
+    weights = values + SEGMENT * COLUMNS
     rates = weights + WEIGHTS
     n_stage = _stage(d)
-    n_record, n_u = RECORD // 4, 2 * SPAN
+    n_record, n_u = RECORD // 4, 2 * SEGMENT
     answer, absorb = _make_answer(d, 0), _make_absorb(d)
 
     @device
@@ -400,13 +400,13 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
             low[r] = u[2 * i + r] if own == i else low[r]
             high[r] = u[2 * (i + LANES) + r] if own == i else high[r]
 
-    take_tokens, choose_tokens = make_each(SPAN, take_token), make_each(LANES, choose_token)
+    take_tokens, choose_tokens = make_each(SEGMENT, take_token), make_each(LANES, choose_token)
 
     @device
     def fetch(stage, y, record, first, n_tokens, width, query, apart, thread):
-        """Start copying what the chunk with tokens first .. first + 15 needs.  y: the values of the block in row 0; query:
+        """Start copying what the segment with tokens first .. first + 15 needs.  y: the values of the block in row 0; query:
         the offset of the query from there; apart: the distance from the query to the key."""
-        for n in range(SPAN * pieces // RULE_THREADS):
+        for n in range(SEGMENT * pieces // RULE_THREADS):
             i = I(thread + n * RULE_THREADS)
             b, piece = I(U(i) // U(pieces)), I(U(i) % U(pieces))
             at = I(I(I(first + b) * width) + I(query + 4 * piece))
@@ -443,18 +443,18 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         value = I(I(2 * n_k + head) * d + first_column)
         query, apart = I(group * d - value), I(I(n_k - 1) * d)
         y = advance(y, value)
-        records = advance(records, I(I(head * I(U(padded) // U(SPAN))) * RECORD))
+        records = advance(records, I(I(head * I(U(padded) // U(SEGMENT))) * RECORD))
         head_column = I(head * d + I(first_column + column))
         place, first_slot = positions[0], I(sequences[0] * slots)
-        chunk, at = I(U(place) // U(SPAN)), I(U(place) % U(SPAN))
-        slot = I(U(chunk) % U(slots))
+        segment, at = I(U(place) // U(SEGMENT)), I(U(place) % U(SEGMENT))
+        slot = I(U(segment) % U(slots))
         slot_size = np.int64(I(n_v * (d * d)))
         states = advance(states, slot_size * np.int64(first_slot))
         states = advance(states, I(head * (d * d) + I(I(first_column + column) * d + 4 * own)))
-        deltas, out = advance(deltas, I(I(I(first_slot * SPAN) * n_v) * d) + head_column), advance(out, head_column)
+        deltas, out = advance(deltas, I(I(I(first_slot * SEGMENT) * n_v) * d) + head_column), advance(out, head_column)
         for k in range(n_rows):
             state[k] = F(0.0)
-        if chunk > 0:
+        if segment > 0:
             latest = advance(states, slot_size * slot)
             for r in range(2):
                 for m in range(n_runs):
@@ -465,13 +465,13 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         for r in range(2):
             low[r], high[r] = F(0.0), F(0.0)
             if own < at:
-                low[r] = deltas[I(I(I(slot * SPAN + own) * n_v) * d) + r * APART]
+                low[r] = deltas[I(I(I(slot * SEGMENT + own) * n_v) * d) + r * APART]
             if own + LANES < at:
-                high[r] = deltas[I(I(I(slot * SPAN + own + LANES) * n_v) * d) + r * APART]
+                high[r] = deltas[I(I(I(slot * SEGMENT + own + LANES) * n_v) * d) + r * APART]
         n_tokens, known = I(at + rows), at
-        # Tokens whose deltas the list still holds when the pass has ended, and chunks whose states the ring does.
-        least = max(at, I(n_tokens - slots * SPAN))
-        least_chunk = I(chunk + I(U(n_tokens) // U(SPAN)) - slots)
+        # Tokens whose deltas the list still holds when the pass has ended, and segments whose states the ring does.
+        least = max(at, I(n_tokens - slots * SEGMENT))
+        least_segment = I(segment + I(U(n_tokens) // U(SEGMENT)) - slots)
 
         wait_for_inputs()
         fetch(shared, y, records, I(0), n_tokens, width, query, apart, thread)
@@ -479,14 +479,14 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         first, turn = I(0), I(0)
         while first < n_tokens:
             copies_wait()
-            # The copies of all threads have arrived, and all have finished the chunk before, whose buffer is used next.
+            # The copies of all threads have arrived, and all have finished the segment before, whose buffer is used next.
             cuda.syncthreads()
             stage = advance(shared, I(turn * n_stage))
             turn = I(1 - turn)
             records = advance(records, RECORD)
-            if first + SPAN < n_tokens:
+            if first + SEGMENT < n_tokens:
                 following = advance(shared, I(turn * n_stage))
-                fetch(following, y, records, I(first + SPAN), n_tokens, width, query, apart, thread)
+                fetch(following, y, records, I(first + SEGMENT), n_tokens, width, query, apart, thread)
             copies_commit()
             queries = advance(stage, 4 * own)
             of_low, of_high = (
@@ -495,8 +495,8 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
             )
             numbers = advance(stage, rates)
             low_decay, high_decay = numbers[own], numbers[own + LANES]
-            low_rate, high_rate = numbers[2 * SPAN + own], numbers[2 * SPAN + own + LANES]
-            # A loop, because the code of a chunk has to fit into the instruction cache.  Registers have no computed index:
+            low_rate, high_rate = numbers[2 * SEGMENT + own], numbers[2 * SEGMENT + own + LANES]
+            # A loop, because the code of a segment has to fit into the instruction cache.  Registers have no computed index:
             # each turn moves the results of those before.
             for which in range(settled(I(4))):
                 offset = I(I(which & 1) * (LANES * 2 * d)) + (I(0) if which > 1 else I(d))
@@ -520,26 +520,26 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
                         to = I(I(I(token - at) * n_v) * d) + r * APART
                         out[to] = sums[6 + r] if half else sums[4 + r]
                         if token >= least:
-                            to = I(I(I(slot * SPAN + own + half * LANES) * n_v) * d) + r * APART
+                            to = I(I(I(slot * SEGMENT + own + half * LANES) * n_v) * d) + r * APART
                             deltas[to] = high[r] if half else low[r]
             slot = I(0) if slot == slots - 1 else I(slot + 1)
-            chunk = I(chunk + 1)
-            if first + SPAN <= n_tokens:
-                total = numbers[SPAN - 1]
+            segment = I(segment + 1)
+            if first + SEGMENT <= n_tokens:
+                total = numbers[SEGMENT - 1]
                 for k in range(n_rows):
                     state[k] = state[k] * total
                 for half in range(settled(I(2))):
                     tokens = I(half * LANES)
-                    absorb(state, u, advance(numbers, I(SPAN + tokens)), advance(queries, I(d + tokens * (2 * d))))
+                    absorb(state, u, advance(numbers, I(SEGMENT + tokens)), advance(queries, I(d + tokens * (2 * d))))
                     for k in range(2 * LANES):
                         u[k] = u[k + 2 * LANES]
-                if chunk > least_chunk:
+                if segment > least_segment:
                     to_state = advance(states, slot_size * slot)
                     for r in range(2):
                         for m in range(n_runs):
                             k = r * n_state + 4 * m
                             at_row = r * APART * d + 32 * m
                             store4(to_state, at_row, state[k], state[k + 1], state[k + 2], state[k + 3])
-            first, known = I(first + SPAN), I(0)
+            first, known = I(first + SEGMENT), I(0)
 
     return delta_rule

@@ -73,7 +73,7 @@ class Model(Loader):
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         #: The sequence in slot 0.
         self.sequence = self.sequences[0]
-        #: The number of chunks that recurrent layers keep; 0 without such layers.
+        #: The number of segments that recurrent layers keep; 0 without such layers.
         self.slots = max((spec.slots for spec in specs), default=0)
 
     def load_layer(self, il: int) -> Any:

@@ -58,8 +58,8 @@ def hidden_ring(max_rows: int, rewind: int) -> Ring:
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot of all recurrent layers, a state and the lists of a chunk, and of what layers with compressed rows have
-    in rings; 0 if there are no such layers."""
+    """Bytes of a slot of all recurrent layers, a state and the lists of a segment, and of what layers with compressed rows
+    have in rings; 0 if there are no such layers."""
     return sum(spec.slot_bytes for spec in cache_specs(config, 1))
 
 

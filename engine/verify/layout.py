@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from engine.cache.recurrent import SPAN
+from engine.cache.recurrent import SEGMENT
 from engine.cache.types import BLOCK, CHUNK
 from engine.compile.family import family
 from engine.cpu.attention import first_visible, readers, visible, weigh
@@ -144,26 +144,29 @@ def delta_gates(alpha, beta, a, dt):
 
 
 def delta_records(y: np.ndarray, gates: np.ndarray, n_k: int, grouped: bool) -> np.ndarray:
-    """The records of ``engine/cuda/wide_delta_net.py`` for tokens from the beginning of a chunk on: float32 [n_v, chunks,
-    560].  y [rows, C]: queries, keys and values; gates [n_v, rows, 2]: decay and rate.  Tokens of the last chunk that do not
-    exist have keys of 0 and decays of 1; weights of a token for those before it are 0."""
+    """The records of ``engine/cuda/wide_delta_net.py`` for tokens from the beginning of a segment on: float32 [n_v, segments,
+    560].  y [rows, C]: queries, keys and values; gates [n_v, rows, 2]: decay and rate.  Tokens of the last segment that do
+    not exist have keys of 0 and decays of 1; weights of a token for those before it are 0."""
     n_v, rows, _ = gates.shape
-    chunks = -(-rows // SPAN)
+    segments = -(-rows // SEGMENT)
     d = y.shape[1] // (2 * n_k + n_v)
-    heads, opened = np.zeros((chunks * SPAN, 2 * n_k, d), np.float32), np.zeros((n_v, chunks * SPAN, 2), np.float32)
+    heads, opened = (
+        np.zeros((segments * SEGMENT, 2 * n_k, d), np.float32),
+        np.zeros((n_v, segments * SEGMENT, 2), np.float32),
+    )
     heads[:rows], opened[:, :rows], opened[:, rows:, 0] = y[:, : 2 * n_k * d].reshape(rows, -1, d), gates, 1
-    out = np.empty((n_v, chunks, RECORD), np.float32)
-    products, sums = np.empty((SPAN, 2 * SPAN), np.float32), np.empty((8, 2 * SPAN), np.float32)
-    weights, numbers = np.zeros((2, SPAN, SPAN), np.float32), np.empty((2, SPAN), np.float32)
+    out = np.empty((n_v, segments, RECORD), np.float32)
+    products, sums = np.empty((SEGMENT, 2 * SEGMENT), np.float32), np.empty((8, 2 * SEGMENT), np.float32)
+    weights, numbers = np.zeros((2, SEGMENT, SEGMENT), np.float32), np.empty((2, SEGMENT), np.float32)
     for h in range(n_v):
         g = h // (n_v // n_k) if grouped else h % n_k
-        for n in range(chunks):
-            tokens = slice(SPAN * n, SPAN * (n + 1))
+        for n in range(segments):
+            tokens = slice(SEGMENT * n, SEGMENT * (n + 1))
             keys, queries = (np.ascontiguousarray(heads[tokens, at]) for at in (n_k + g, g))
             all_dots(keys, np.ascontiguousarray(np.concatenate([keys, queries]).T), products, sums)
-            couple(np.ascontiguousarray(opened[h, tokens, 0]), products, 0, SPAN, weights, *numbers)
+            couple(np.ascontiguousarray(opened[h, tokens, 0]), products, 0, SEGMENT, weights, *numbers)
             # Of each token i, for the lanes: the weights of tokens l and l + 8 for keys, then for queries.
-            lanes = weights.reshape(2, SPAN, 2, SPAN // 2).transpose(1, 3, 0, 2)
+            lanes = weights.reshape(2, SEGMENT, 2, SEGMENT // 2).transpose(1, 3, 0, 2)
             out[h, n] = np.concatenate([lanes.ravel(), numbers.ravel(), opened[h, tokens, 1]])
     return out
 

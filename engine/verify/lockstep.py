@@ -19,7 +19,7 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cache.contents import stored
 from engine.cache.kv import AttentionCache, KVCache
-from engine.cache.recurrent import SPAN
+from engine.cache.recurrent import SEGMENT
 from engine.cache.spec import LayerMemory, StoredRows, of_sequence
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
@@ -577,28 +577,28 @@ class Lockstep:
         y_found, gates_found = (self._gpu.ops.download(values[name]) for name in ("convolved", "gates"))
         alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
         opened = delta_gates(alpha, beta, net.a.cpu, net.dt.cpu)
-        # Tokens are counted from the beginning of the first chunk.
-        at = int(batch.positions.cpu[0]) % SPAN
+        # Tokens are counted from the beginning of the first segment.
+        at = int(batch.positions.cpu[0]) % SEGMENT
         return [
             Check("convolved and normalized", y, y_found[at : at + batch.rows]),
             Check("decay and rate", opened, gates_found[:, at : at + batch.rows]),
         ]
 
     def _coupled(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
-        """A check of how the tokens of a chunk act on each other, for the chunks that begin in the pass."""
+        """A check of how the tokens of a segment act on each other, for the segments that begin in the pass."""
         net, _, gates, _, batch = args
         alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
-        at = int(batch.positions.cpu[0]) % SPAN
-        first, skipped = -(-at // SPAN), -at % SPAN
+        at = int(batch.positions.cpu[0]) % SEGMENT
+        first, skipped = -(-at // SEGMENT), -at % SEGMENT
         opened = delta_gates(alpha[skipped:], beta[skipped:], net.a.cpu, net.dt.cpu)
         expected = delta_records(y[skipped:], opened, net.n_k, net.grouped)
         found = self._gpu.ops.download(values["records"])[:, first : first + expected.shape[1]].copy()
         # Weights of a token for those before it are not used: token i, lane l with the tokens l and l + 8.
-        n, lanes = 2 * SPAN * SPAN, np.arange(SPAN).reshape(2, SPAN // 2).T
-        before = lanes[:, None, :] < np.arange(SPAN)[:, None, None, None]
-        weights = found[..., :n].reshape(*found.shape[:2], SPAN, SPAN // 2, 2, 2)
+        n, lanes = 2 * SEGMENT * SEGMENT, np.arange(SEGMENT).reshape(2, SEGMENT // 2).T
+        before = lanes[:, None, :] < np.arange(SEGMENT)[:, None, None, None]
+        weights = found[..., :n].reshape(*found.shape[:2], SEGMENT, SEGMENT // 2, 2, 2)
         found[..., :n] = np.where(before, np.float32(0), weights).reshape(*found.shape[:2], n)
-        return [Check("weights of the tokens of a chunk", expected, found)]
+        return [Check("weights of the tokens of a segment", expected, found)]
 
     def _kept(self, name: str, kind: str, args: Sequence[Given]) -> list[Check]:
         """Checks of what a kernel of an operation stored in rings by position."""

@@ -81,7 +81,7 @@ def run(
 
 
 def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentCache]:
-    """Outputs, and a memory that keeps the states of all chunks and what all tokens add to them."""
+    """Outputs, and a memory that keeps the states of all segments and what all tokens add to them."""
     n = len(tokens.x)
     memory = empty_memory(net, n)
     out = np.concatenate([run(net, tokens[t : t + 1], memory, t, threads=1) for t in range(n)])
@@ -130,7 +130,7 @@ def decay(e: np.ndarray, after: int, t: int) -> np.ndarray:
 @dataclass
 class Law:
     """The law, transcribed, for all tokens of a text.  q, k, v [n, n_v, d]; e, rate [n, n_v]; out, u [n, n_v, d] and
-    states, those after each chunk, are computed."""
+    states, those after each segment, are computed."""
 
     q: np.ndarray
     k: np.ndarray
@@ -153,7 +153,7 @@ class Law:
                 self.states.append(state)
 
     def answer(self, z: np.ndarray, t: int, last: int) -> np.ndarray:
-        """The answer to z [n_v, d] of the state at token t with the tokens of its chunk up to ``last``."""
+        """The answer to z [n_v, d] of the state at token t with the tokens of its segment up to ``last``."""
         first = t // 16 * 16
         x = decay(self.e, first - 1, t)[:, None] * dot(self.states[-1], z[:, None, :])
         for i in range(first, last + 1):
@@ -193,7 +193,7 @@ def by_head(net: DeltaNet, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 @pytest.mark.parametrize("shape", [*NETS, (2, 6, 32, 4, True)])
 def test_the_law(shape: tuple[Any, ...]) -> None:
-    """Every bit of results, states and lists, over three chunks and a part, in passes that begin and end anywhere."""
+    """Every bit of results, states and lists, over three segments and a part, in passes that begin and end anywhere."""
     net = random_net(*shape)
     tokens = inputs(net, 53)
     memory, ends = empty_memory(net, 64), [0, 1, 2, 9, 16, 20, 37, 38, 53]
@@ -213,7 +213,7 @@ def test_the_law(shape: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [*NETS, (2, 6, 32, 4, True)])
 def test_against_float64(shape: tuple[Any, ...]) -> None:
-    """Over 100 tokens, in passes of several lengths, with the state after every chunk."""
+    """Over 100 tokens, in passes of several lengths, with the state after every segment."""
     net = random_net(*shape)
     tokens = inputs(net, 100)
     memory = empty_memory(net, 100)
@@ -269,8 +269,8 @@ def test_tokens_are_taken_back_by_position_alone(steps: list[tuple[int, int]], r
     "runs",
     [
         [(2, 0, 1), (0, 15, 1), (1, 37, 1)],
-        [(1, 14, 4), (0, 0, 5), (2, 31, 1)],  # one ends a chunk in its middle, one at its end
-        [(0, 7, 60), (2, 0, 41), (1, 64, 50)],  # more chunks than there are slots, more rows than the ring has
+        [(1, 14, 4), (0, 0, 5), (2, 31, 1)],  # one ends a segment in its middle, one at its end
+        [(0, 7, 60), (2, 0, 41), (1, 64, 50)],  # more segments than there are slots, more rows than the ring has
     ],
 )
 @pytest.mark.parametrize("shape", [(2, 6, 32, 4), (2, 4, 64, 1, True)])
@@ -302,7 +302,7 @@ def together(
 
 
 def test_repeated_rows() -> None:
-    """Copies of the last row of a run after it, and of a first row elsewhere, change nothing: also where a chunk ends."""
+    """Copies of the last row of a run after it, and of a first row elsewhere, change nothing: also where a segment ends."""
     net = random_net(2, 6, 32, 4)
     texts = [inputs(net, 40, seed) for seed in range(2)]
     memory = empty_memory(net, 16, n_sequences=2)

@@ -52,8 +52,8 @@ def test_each_sequence_has_rings_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("rewind", "slots"), [(1, 2), (11, 2), (16, 2), (17, 3), (32, 3), (33, 4)])
-def test_there_are_as_many_chunks_as_can_be_needed(rewind: int, slots: int) -> None:
-    """The chunk of every position that can be gone back to is still there, wherever chunks begin."""
+def test_there_are_as_many_segments_as_can_be_needed(rewind: int, slots: int) -> None:
+    """The segment of every position that can be gone back to is still there, wherever segments begin."""
     shape = replace(SHAPE, rewind=rewind)
     assert shape.slots == slots
     for end in range(200, 232):
@@ -62,7 +62,7 @@ def test_there_are_as_many_chunks_as_can_be_needed(rewind: int, slots: int) -> N
         store(sequence, 0, end)
         assert cache.rewind >= rewind
         for position in range(end + 1):
-            # A chunk is overwritten by the one that is ``slots`` later.
+            # A segment is overwritten by the one that is ``slots`` later.
             there = end // 16 - position // 16 < slots
             assert there or not sequence.can_truncate(position) or position == 0
             assert sequence.can_truncate(position) or position < end - rewind

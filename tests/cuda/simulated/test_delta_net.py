@@ -121,10 +121,10 @@ def agree(
     ("passes", "start"),
     few(
         [
-            ([1, 5, 9, 2], 0),  # from position 0; two batches of four and one more; beyond the first chunk
-            ([1, 1, 1], 30),  # the last token of a chunk, and the first of the next
-            ([9, -7, 5], 27),  # rolled back into the chunk before, which ends again
-            ([16, -16, 16, 16, -4, 7], 48),  # whole chunks; rolled back within one
+            ([1, 5, 9, 2], 0),  # from position 0; two batches of four and one more; beyond the first segment
+            ([1, 1, 1], 30),  # the last token of a segment, and the first of the next
+            ([9, -7, 5], 27),  # rolled back into the segment before, which ends again
+            ([16, -16, 16, 16, -4, 7], 48),  # whole segments; rolled back within one
         ],
         2,
     ),
@@ -166,7 +166,7 @@ def test_the_order_of_threads_does_not_show() -> None:
 
 
 RUNS = [(2, 14, 3), (0, 0, 1), (1, 31, 1), (3, 20, 2)]
-"""Runs (slot, position, rows): over the end of a chunk, the first token, the last of a chunk, within one."""
+"""Runs (slot, position, rows): over the end of a segment, the first token, the last of a segment, within one."""
 
 
 def rows_of(runs: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -252,7 +252,7 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     ("sizes", "grouped", "passes", "rewind", "start"),
     few(
         [
-            # More chunks than there are slots, so that the first is overwritten; then a step.
+            # More segments than there are slots, so that the first is overwritten; then a step.
             ((1, 2, 32, 4), False, [29, 2], 1, 5),
             ((2, 4, 32, 2), True, [17], 20, 0),
             ((1, 1, 96, 1), False, [37, 2, 19], 1, 15),
@@ -292,7 +292,7 @@ def test_wide_passes_are_single_steps(
         ("", 0, ""),
         ("convolve", -2, "convolved and normalized"),
         ("convolve", -1, "decay and rate"),
-        ("couple", -1, "weights of the tokens of a chunk"),
+        ("couple", -1, "weights of the tokens of a segment"),
         ("delta_rule", -1, "result"),
     ],
 )
@@ -335,7 +335,7 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     whats = [
         "convolved and normalized",
         "decay and rate",
-        "weights of the tokens of a chunk",
+        "weights of the tokens of a segment",
         "kept keys",
         "kept decays",
     ]
