@@ -24,8 +24,8 @@ from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 
 SEGMENT = 16
-"""Positions of a segment: a state is stored at each multiple of it.  A step has at most as many rows, so it ends at most one
-segment."""
+"""Positions of a segment: a state is stored at each multiple of it.  The narrow kernels of a GPU compute at most as many
+rows, so they end at most one segment of a sequence."""
 
 
 @dataclass

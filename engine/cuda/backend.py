@@ -84,6 +84,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     name = "cuda"
     splits = True
     decode_rows = DECODE_ROWS
+    """The most rows of a decode batch: a constant of the kernels that lay them out and accept drafts."""
     ahead_drafted = DeviceSteps.ahead_drafted
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:

@@ -37,7 +37,7 @@ from engine.decode.host_steps import ModelSteps
 from engine.decode.running import InFlightRequest, Running, Step
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ROWS, IN_FLIGHT
 from engine.ops.device import DeviceOperations
 from engine.ops.executor import Forward
 from engine.ops.model import AnyModel
@@ -47,8 +47,8 @@ from engine.speculative.proposal import DeviceDraft
 AHEAD = 4
 """The number of plain steps in flight: they are launched before the token of the first one is read."""
 
-AHEAD_DRAFTED = 2
-"""The number of steps in flight if the device computes drafts."""
+AHEAD_DRAFTED = IN_FLIGHT - 1
+"""The number of steps in flight if the device computes drafts.  Caches can roll back these and the next one."""
 
 LAYOUTS = 16
 """The number of row layouts in pinned memory: more than the number of passes in flight."""
