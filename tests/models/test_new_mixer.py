@@ -86,7 +86,7 @@ class ShiftConfig(MixerConfig):
 
     n: int
 
-    def cache_spec(self, rewind: int) -> ShiftCacheSpec:
+    def cache_spec(self, rewind: int, decode_rows: int) -> ShiftCacheSpec:
         """A ring of rows."""
         return ShiftCacheSpec(self.n, rewind)
 
