@@ -9,6 +9,7 @@ import numpy as np
 from engine.checks import function
 from engine.compile.pool import compile_all
 from engine.conversations import Conversations
+from engine.documented import Documented
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
 from engine.locking import in_turn
@@ -22,7 +23,7 @@ from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 
-class LLM(Conversations):
+class LLM(Conversations, metaclass=Documented):
     """A loaded model. :func:`engine.load` opens one.
 
     Use it in a ``with`` statement, or call :meth:`close`, to free its memory at a defined time.
@@ -74,6 +75,26 @@ class LLM(Conversations):
         Whether :meth:`close` was called.
     """
 
+    documented = (
+        *(
+            "generate",
+            "complete",
+            "stream",
+            "chat",
+            "stream_chat",
+            "tokenize",
+            "detokenize",
+            "logits",
+            "prefill",
+            "step",
+        ),
+        *("reset", "compile", "save_state", "load_state", "close"),
+        *("path", "config", "tokenizer", "chat_template", "n_ctx", "batch_size", "n_threads", "n_params", "n_bytes"),
+        *("n_bytes_read", "cache_bytes", "memory", "n_cached", "load_seconds", "compile_seconds", "draft", "sampling"),
+        *("warnings", "reread", "closed"),
+    )
+    """The names that the documentation has; the others belong to the machinery of the engine."""
+
     def __init__(self, *_: object, **__: object) -> None:
         """Raises UsageError: models are opened by :func:`engine.load`."""
         raise UsageError("a model is opened by load(), with the same arguments: write load(...) instead of LLM(...).")
@@ -110,6 +131,9 @@ class LLM(Conversations):
         if self.closed:
             return f"<LLM {name}, closed>"
         return f"<LLM {name} on {self._label}, {self.n_cached} of {self.n_ctx} tokens in the cache>"
+
+    def __dir__(self) -> list[str]:
+        return dir(type(self)) + [name for name in self.documented if name not in dir(type(self))]
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

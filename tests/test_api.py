@@ -163,6 +163,22 @@ def test_every_parameter_is_documented(name: str) -> None:
     assert found == set(inspect.signature(thing).parameters) - {"self"}
 
 
+def test_help_shows_what_is_documented() -> None:
+    """The methods that the book lists, the attributes that the docstring lists, and nothing of the machinery."""
+    book = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
+    methods = re.findall(r"\w+", re.search(r"autoclass:: engine\.LLM\(\)\n +:members: (.*)", book)[1])  # type: ignore[index]
+    attributes = re.search(r"^Attributes\n-+\n(.*)", inspect.getdoc(engine.LLM) or "", re.M | re.S)
+    heads = re.findall(r"^(\S.*) : ", attributes[1] if attributes else "", re.M)
+    names = methods + [name for head in heads for name in head.split(", ")]
+    assert sorted(engine.LLM.documented) == sorted(names)
+    llm = engine.load(device="cpu", n_ctx=64, n_threads=1)
+    assert all(hasattr(llm, name) for name in names)
+    assert sorted(name for name in dir(llm) if not name.startswith("__")) == sorted(names)
+    text = pydoc.plain(pydoc.render_doc(engine.LLM))
+    shown = set(re.findall(r"^ \|  ([a-z]\w*)(?:\(self|$)", text, re.M))
+    assert shown == {name for name in names if hasattr(engine.LLM, name)} >= {*methods}
+
+
 def test_examples_in_docstrings_run() -> None:
     pytest.importorskip("llguidance", reason="the example of Grammar needs the extra serve")
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
