@@ -108,6 +108,12 @@ def test_structure_lists_every_module() -> None:
             assert f"`{name}`" in text, f"structure.md does not list {name}"
 
 
+def test_the_readme_lists_every_room() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("## Layout")[2]
+    rooms = {path.parent.name for path in (REPOSITORY / "engine").glob("*/__init__.py")}
+    assert set(re.findall(r"^engine/(\w+)/ ", text, re.M)) - {"data"} == rooms - {"data"}
+
+
 # --- command lines ---------------------------------------------------------------------------------------------
 
 
