@@ -29,9 +29,10 @@ import numpy as np
 from engine.checks import shown
 from engine.cli import entry, llama_cpp, shared, users
 from engine.cli.parser import Choice, Numbers, Parser, listed, real, whole
-from engine.cli.report import Report, printable
+from engine.cli.report import Report
 from engine.cli.runs import Measurement, generate_tokens, measure, read_prompt, rewind
 from engine.cli.sweep import EXAMPLES, Sweep, depths
+from engine.cli.terminal import printable
 from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve

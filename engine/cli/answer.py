@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.report import Report, printable
+from engine.cli.report import Report
+from engine.cli.terminal import printable
 
 if TYPE_CHECKING:
     from engine.decode.generation import Generation

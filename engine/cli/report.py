@@ -6,12 +6,11 @@ line at the bottom of the screen; anywhere else the same facts are a few plain l
 
 import os
 import sys
-import textwrap
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Self, TextIO
 
 from engine.checks import shown
+from engine.cli.terminal import StatusLine, ends_at_edge, printable, terminal_size, wrapped
 from engine.errors import DeviceError
 from engine.hub.catalog import CATALOG, model_file
 from engine.memory import shown as _bytes
@@ -52,15 +51,6 @@ LIVE_SECONDS = 0.2
 """How often the line with the live rate is drawn on a terminal."""
 
 
-# Carriage returns are removed, tabs and newlines stay; ESC and the like would let a model's text control the terminal.
-_CONTROLS = {c: "\ufffd" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)} | {0x0D: None}
-
-
-def printable(text: str) -> str:
-    """Text from a model or a file without the control characters that could change or fake what a terminal shows."""
-    return text.translate(_CONTROLS)
-
-
 class Report:
     """Writes to one stream, stderr by default; a context manager that restores the terminal at the end."""
 
@@ -96,7 +86,7 @@ class Report:
         self.close()
         text = printable(text)
         if self.terminal:
-            text = wrapped(text, _terminal_size(self.stream).columns)
+            text = wrapped(text, terminal_size(self.stream).columns)
         print(f"\x1b[2m{text}\x1b[0m" if self.terminal and text else text, file=self.stream, flush=True)
 
     def detail(self, text: str) -> None:
@@ -169,7 +159,7 @@ class Report:
 
     def columns(self) -> int:
         """The width of the terminal at present."""
-        return _terminal_size(self.stream).columns
+        return terminal_size(self.stream).columns
 
     def live(self, generation: "Generation", fills_line: bool | None = None) -> None:
         """Shows the rate while an answer is written; call it after each piece, once that has been flushed.
@@ -183,7 +173,7 @@ class Report:
             self._said = self._started = now
         elif now - self._said >= (LIVE_SECONDS if self.terminal else 5 * PLAIN_SECONDS):
             if fills_line is None and self.terminal and sys.stdout.isatty():
-                fills_line = _fills_line(self._echoed + generation.text, self.stream)
+                fills_line = ends_at_edge(self._echoed + generation.text, self.stream)
             if fills_line:
                 return  # the next character begins a line; moving the cursor now would lose the last one
             self._said = now
@@ -330,41 +320,6 @@ class Report:
             self.line(f"{entry.logprob:9.4f}  {entry.text!r:<16} {top}")
 
 
-class StatusLine:
-    """One line of a terminal that is redrawn.
-
-    If the answer goes to the same terminal (``shared``), the line is the bottom row, excluded from the scrolling region
-    (DECSTBM), so that text streams above it undisturbed; else it is the current line.
-    """
-
-    def __init__(self, stream: TextIO, *, shared: bool) -> None:
-        self.stream = stream
-        self.shared = shared
-        self.rows = 0
-
-    def draw(self, text: str) -> None:
-        """Replaces the text; a terminal of fewer than five rows has no row to spare, and shows nothing."""
-        size = _terminal_size(self.stream)
-        text = f"\x1b[2m{text[: size.columns - 1]}\x1b[0m"
-        if not self.shared:
-            self.stream.write(f"\r\x1b[2K{text}")
-            self.rows = size.lines
-        elif size.lines >= 5:
-            if size.lines != self.rows:
-                # Index and cursor-up make sure that the cursor is above the bottom row, in the same column.
-                self.stream.write(f"\x1bD\x1b[A\x1b7\x1b[1;{size.lines - 1}r\x1b8")
-                self.rows = size.lines
-            self.stream.write(f"\x1b7\x1b[{self.rows};1H\x1b[2K{text}\x1b8")
-        self.stream.flush()
-
-    def close(self) -> None:
-        """Clears the line and makes the whole screen scroll again."""
-        if self.rows:
-            self.stream.write(f"\x1b7\x1b[r\x1b[{self.rows};1H\x1b[2K\x1b8" if self.shared else "\r\x1b[2K")
-            self.stream.flush()
-            self.rows = 0
-
-
 def peak_memory() -> int:
     """The peak physical memory of this process in bytes, including mapped weights."""
     try:
@@ -383,33 +338,6 @@ def peak_memory() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _terminal_size(stream: TextIO) -> os.terminal_size:
-    """The size of a terminal; 80 by 24 if it does not know its own, as some that programs open do not."""
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except OSError:
-        return os.terminal_size((80, 24))
-    return os.terminal_size((size.columns or 80, size.lines or 24))
-
-
-def wrapped(text: str, columns: int) -> str:
-    """Text with line breaks between words; a line that continues another one is indented by two spaces."""
-    lines = text.splitlines() or [""]
-    fill = partial(textwrap.wrap, width=columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return "\n".join("\n".join(fill(line, replace_whitespace=False)) if len(line) > columns else line for line in lines)
-
-
-def _fills_line(text: str, stream: TextIO) -> bool:
-    """Whether the last line of a text ends in the last column of the terminal."""
-    from rich.cells import cell_len
-
-    columns, column = _terminal_size(stream).columns, 0
-    for character in printable(text.rpartition("\n")[2]):
-        width = cell_len(character)
-        column = width if column + width > columns else column + width
-    return column == columns
 
 
 def _label(stage: str) -> str:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
-from engine.cli.report import printable
+from engine.cli.terminal import printable
 
 PLAIN_WIDTH = 1 << 16
 """Most characters of a line if stdout is not a terminal; there, no cell is wrapped, because scripts read them."""

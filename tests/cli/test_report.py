@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from engine.cli.report import Report, StatusLine, _speculation, _terminal_size, peak_memory, printable
+from engine.cli.report import Report, _speculation, peak_memory
+from engine.cli.terminal import StatusLine, printable, terminal_size
 from engine.compile.cache import Places
 from engine.speculative.statistics import Statistics
 
@@ -107,7 +108,7 @@ def test_a_terminal_that_does_not_know_its_size() -> None:
     _, other = pty.openpty()
     assert os.get_terminal_size(other).columns == 0
     with os.fdopen(other, "w") as stream:
-        assert tuple(_terminal_size(stream)) == (80, 24)
+        assert tuple(terminal_size(stream)) == (80, 24)
         Report(stream=stream).line("a word " * 30)
 
 
