@@ -5,9 +5,9 @@ What is done to q, k and v before attention is that of ``AttentionConfig``.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from engine.arrays import Array, Batch, Value
+from engine.cache.kv import AttentionCache
 from engine.models.attention_config import AttentionConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
@@ -30,7 +30,7 @@ class Attention(Mixer):
     row_norms: list[Array]
     table: Array | None
 
-    def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
+    def mix(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> Value:
         """The result of attention for the normalized rows a [rows, n_embd], before the output layer: float32 [rows, n_head *
         d_v].  Their keys and values are stored in ``memory``."""
         q, k, v = products(ops, a, self.inputs, self.heads.biases is None)
@@ -38,7 +38,7 @@ class Attention(Mixer):
             q, k = self._normalized(ops, q, 0), self._normalized(ops, k, 1)
         return ops.attention(self.heads, q, k, v, memory, batch, self.table)
 
-    def remember(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> None:
+    def remember(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> None:
         """Store the keys and values of the normalized rows a [rows, n_embd] in ``memory``."""
         k, v = products(ops, a, self.inputs[1:], self.heads.biases is None)
         if self.row_norms:

@@ -9,12 +9,12 @@ and Wv_b to a weighted sum of latents instead of to each.  Prompts have the same
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from gguf.quants import dequantize
 
 from engine.arrays import Array, Batch, Matrix, Value
+from engine.cache.latent import LatentCache
 from engine.errors import ModelError
 from engine.models.latent_config import LatentConfig
 from engine.models.linear import Linear, products
@@ -40,7 +40,7 @@ class LatentAttention(Mixer):
     keys: list[Linear]
     latent: Latent[Array, Matrix]
 
-    def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
+    def mix(self, ops: Ops, a: Value, memory: LatentCache[Array], batch: Batch[Array]) -> Value:
         """The result of attention for the normalized rows a [rows, n_embd], before the output layer: float32 [rows, n_head *
         d_v].  What later rows need of them is stored in ``memory``."""
         if self.q_a is None:
@@ -51,7 +51,7 @@ class LatentAttention(Mixer):
             q, q_rope = products(ops, ops.rms_norm(latent, self.q_norm, self.latent.eps), self.queries)
         return ops.latent_attention(self.latent, q, q_rope, c, k_rope, memory, batch)
 
-    def remember(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> None:
+    def remember(self, ops: Ops, a: Value, memory: LatentCache[Array], batch: Batch[Array]) -> None:
         """Store what later rows need of the normalized rows a [rows, n_embd] in ``memory``."""
         c, k_rope = products(ops, a, self.keys)
         ops.remember_latent(self.latent, c, k_rope, memory, batch)

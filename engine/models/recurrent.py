@@ -5,11 +5,11 @@ norm over each head of values;  the layer adds o Wout to the residual stream (``
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from engine.arrays import Array, Batch, Value
+from engine.cache.recurrent import RecurrentCache
 from engine.errors import ModelError
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.linear import Linear, products
@@ -30,7 +30,7 @@ class Recurrent(Mixer):
     ssm_alpha_beta: list[Linear]
     net: DeltaNet[Array]
 
-    def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
+    def mix(self, ops: Ops, a: Value, memory: RecurrentCache[Array], batch: Batch[Array]) -> Value:
         """The gated result of the delta rule for the normalized rows a [rows, n_embd], before the output layer: float32
         [rows, n_v * state_size].  Their states are stored in ``memory``."""
         u, z, *gates = products(ops, a, [self.attn_qkv, self.attn_gate, *self.ssm_alpha_beta])
