@@ -78,7 +78,7 @@ def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
         while not reads(away):
             four.core.step()
         four.core.interrupt()
-        assert not away.has_slot
+        assert not away.has_slot and pieces.open == 0
         while not reads(closed):
             four.core.step()
         four.core.close(closed)
@@ -100,7 +100,8 @@ class Pieces:
         #: Passes begun and ended, and passes that ran between two pieces.
         self.begun = self.ended = self.beside = 0
         self._ops, self._split, self._run = ops, ops.split, ops.run
-        self._open = 0
+        #: The pieces that are left of the pass that has begun; 0 if it has ended or was cancelled.
+        self.open = 0
         ops.run = self._counted
 
     def split(self, on: bool) -> None:
@@ -109,7 +110,7 @@ class Pieces:
         self._ops.split = self._in_three if on else self._split
 
     def _counted(self, *given: Any) -> Any:
-        self.beside += bool(self._open)
+        self.beside += bool(self.open)
         return self._run(*given)
 
     def _in_three(self, forward: Any, batch: Any, n_logits: int) -> Any:
@@ -121,7 +122,7 @@ class Pieces:
             def advance(self, count: int) -> int:
                 if self.left == 3:
                     pieces.begun += 1
-                pieces._open = self.left = max(0, self.left - count)
+                pieces.open = self.left = max(0, self.left - count)
                 if not self.left:
                     one.advance(1)
                     pieces.ended += 1
@@ -131,7 +132,7 @@ class Pieces:
                 return one.logits(wait)
 
             def cancel(self) -> None:
-                pieces._open = 0
+                pieces.open = 0
 
         return Three()
 
