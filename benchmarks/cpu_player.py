@@ -52,11 +52,11 @@ class Ours:
 
     def answer(self) -> dict[str, float]:
         """Seconds of a greedy answer, from the first token, which the prompt has decided, to the last."""
-        from engine.sampling.sampler import Sampler, SamplingParams
+        from engine.sampling.sampler import Sampler, SamplerParams
 
         self.llm.reset()
         logits, _ = self.llm.prefill(self.beginning)
-        greedy = Sampler(SamplingParams(temperature=0.0, seed=0), self.llm.config.n_vocab)
+        greedy = Sampler(SamplerParams(temperature=0.0, seed=0), self.llm.config.n_vocab)
         ids = [*self.beginning, greedy.sample(logits, BEGINNING, self.beginning)]
         steps = self.llm.decode(ids, greedy, self.n_answer)
         begun = now = time.perf_counter()

@@ -12,7 +12,7 @@ import numpy as np
 
 import engine
 from engine.decode.request import Request
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
 
     def submit(n_prompt: int, count: int) -> Request:
         ids = rng.integers(0, n_vocab, n_prompt).tolist()
-        request = Request(ids, Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab), count)
+        request = Request(ids, Sampler(SamplerParams(temperature=0.0, seed=0), n_vocab), count)
         llm.core.submit(request)
         return request
 

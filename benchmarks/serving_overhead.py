@@ -22,7 +22,7 @@ import numpy as np
 import engine
 from engine.cli.users import measure
 from engine.decode.request import Request
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 
 WARM_UP = 2
 """Repetitions that are not counted: kernels may be missing, and passes are recorded when they are started again."""
@@ -92,7 +92,7 @@ def at_once(llm: engine.LLM, n: int, n_prompt: int, n_gen: int) -> float:
     llm.reset()
     begun = time.perf_counter()
     for _ in range(n):
-        greedy = Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab)
+        greedy = Sampler(SamplerParams(temperature=0.0, seed=0), n_vocab)
         llm.core.submit(Request(rng.integers(1000, 4000, n_prompt).tolist(), greedy, n_gen))
     while llm.core.step():
         pass

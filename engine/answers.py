@@ -15,8 +15,7 @@ from engine.limits import MOST_PARALLEL
 from engine.models.base import Model
 from engine.options import Options, Prompt, Prompts
 from engine.sampling.defaults import filled
-from engine.sampling.params import LogitsProcessor
-from engine.sampling.params import SamplingParams as TokenParams
+from engine.sampling.params import LogitsProcessor, SamplerParams
 from engine.sampling.processors import Ending
 from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams, stop_texts, with_sampling_params
@@ -252,7 +251,7 @@ class Answers(GeneratingModel):
         cache_salt: str,
         **chosen: Any,
     ) -> Generation:
-        """One answer; chosen: the other fields of SamplingParams."""
+        """One answer; chosen: the other fields of SamplerParams."""
         ids = self.tokenize(prompt) if isinstance(prompt, str) else token_ids(prompt)
         if not isinstance(grammar, Grammar | None):
             raise UsageError(f"grammar must be a Grammar, such as Grammar.json_schema({{}}), not {described(grammar)}.")
@@ -263,7 +262,7 @@ class Answers(GeneratingModel):
         endless = ignore_eos and grammar is None
         never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if endless else frozenset())
         bias |= dict.fromkeys(never, float("-inf"))
-        params = TokenParams(**filled(chosen | {"logit_bias": bias}, self.sampling))
+        params = SamplerParams(**filled(chosen | {"logit_bias": bias}, self.sampling))
         # Without DRY the vocabulary is not searched for breakers.
         if params.penalizes_repetitions:
             params = replace(params, dry_breakers=breaker_ids(self.tokenizer, dry_sequence_breakers))

@@ -19,13 +19,13 @@ from engine.decode.request import Request
 from engine.locking import in_turn
 from engine.memory import Memory
 from engine.models.base import Model
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.speculation import Speculation
 from engine.text.tokenizer import Tokenizer
 
-CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0.8, seed=1))
+CHOICES = (SamplerParams(temperature=0.0, seed=1), SamplerParams(temperature=0.8, seed=1))
 """Ways to choose tokens whose kernels are compiled ahead.  The host needs them on every device: it chooses the first token of
 an answer from the logits of the prompt."""
 

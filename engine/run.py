@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from engine.cli.opened import open_model
     from engine.cli.report import Report
     from engine.hub.resolve import resolve
-    from engine.sampling.sampler import SamplingParams
+    from engine.sampling.sampler import SamplerParams
 
-    fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
-    SamplingParams(**fields)  # reports a value out of range before a model is loaded, which takes seconds
+    fields = {field: options[field] for field in options.keys() & SamplerParams.__dataclass_fields__.keys()}
+    SamplerParams(**fields)  # reports a value out of range before a model is loaded, which takes seconds
     with Report(args.verbose) as report:
         name = args.model
         if name is None and (args.cnv or prompt is None):

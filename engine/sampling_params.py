@@ -115,8 +115,8 @@ class SamplingParams:
     logprobs: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        chosen = {f.name: getattr(self, f.name) for f in fields(params.SamplingParams) if hasattr(self, f.name)}
-        params.SamplingParams(**filled(chosen | {"logit_bias": chosen["logit_bias"] or {}}, {}))
+        chosen = {f.name: getattr(self, f.name) for f in fields(params.SamplerParams) if hasattr(self, f.name)}
+        params.SamplerParams(**filled(chosen | {"logit_bias": chosen["logit_bias"] or {}}, {}))
         require(whole("max_tokens", self.max_tokens) >= -1, "max_tokens", "-1 (no limit) or more", self.max_tokens)
         require(whole("logprobs", self.logprobs) >= 0, "logprobs", "0 or more", self.logprobs)
         stop_texts(self.stop)

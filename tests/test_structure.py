@@ -202,7 +202,6 @@ REPEATED = {
     "Pool",
     "Products",
     "Recorder",
-    "SamplingParams",
     "Sources",
     "Tensor",
     "Tile",

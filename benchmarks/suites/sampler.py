@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from engine.sampling.sampler import Sampler, SamplingParams, logprobs
+from engine.sampling.sampler import Sampler, SamplerParams, logprobs
 
 from .commits import once
 
@@ -13,11 +13,11 @@ timer = process_time
 repeat = (5, 100, 0.3)
 
 SETTINGS = {
-    "greedy": SamplingParams(temperature=0.0),
-    "default": SamplingParams(seed=1),
-    "whole vocabulary": SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
-    "top-p only": SamplingParams(temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, seed=1),
-    "penalties": SamplingParams(repeat_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, seed=1),
+    "greedy": SamplerParams(temperature=0.0),
+    "default": SamplerParams(seed=1),
+    "whole vocabulary": SamplerParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
+    "top-p only": SamplerParams(temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, seed=1),
+    "penalties": SamplerParams(repeat_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, seed=1),
 }
 
 

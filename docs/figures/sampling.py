@@ -7,7 +7,7 @@ import numpy as np
 
 from docs.figures import bundled
 from engine.numerics import gumbel
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 
 if TYPE_CHECKING:
     from docs.figures.style import Page
@@ -29,10 +29,10 @@ def facts() -> dict[str, Any]:
     dropped, left = {}, set(range(llm.config.n_vocab))
     for name, value in FILTERS.items():
         off[name] = value
-        kept, _ = Sampler(SamplingParams(temperature=TEMPERATURE, **off), llm.config.n_vocab).candidates(logits)
+        kept, _ = Sampler(SamplerParams(temperature=TEMPERATURE, **off), llm.config.n_vocab).candidates(logits)
         dropped |= dict.fromkeys(left - set(kept.tolist()), name)
         left = set(kept.tolist())
-    params = SamplingParams(temperature=TEMPERATURE, seed=SEED, **FILTERS)
+    params = SamplerParams(temperature=TEMPERATURE, seed=SEED, **FILTERS)
     chosen = Sampler(params, llm.config.n_vocab).sample(logits, len(ids), ids)
     weights = np.exp(logits.astype(np.float64) - float(logits.max()))
     rows = []

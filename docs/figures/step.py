@@ -13,7 +13,7 @@ from engine.cuda.runtime.tensor import DeviceWeight
 from engine.cuda.target import Target
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.speculation import NOTHING
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def facts() -> dict[str, Any]:
     target = Recording(TARGET)
     llm = engine.load(device=target, n_ctx=1024)
     model, ops = llm.model, llm.model.ops
-    sampler = Sampler(SamplingParams(seed=1), llm.config.n_vocab)
+    sampler = Sampler(SamplerParams(seed=1), llm.config.n_vocab)
     steps = ops.steps(model)
     run = Running(Request([0], sampler, 1), model.sequence, steps)
     steps.begin(run)

@@ -59,10 +59,10 @@ def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     from engine.decode.device import device_steps
     from engine.decode.request import Request
     from engine.decode.running import Running, follow
-    from engine.sampling.sampler import Sampler, SamplingParams
+    from engine.sampling.sampler import Sampler, SamplerParams
 
     first = llm.sequence.length
-    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
+    greedy = Sampler(SamplerParams(temperature=0.0, seed=0), llm.config.n_vocab)
     if (steps := device_steps(llm.model, greedy.params)) is not None:
         history = np.resize(tokens, first + 1).tolist()
         for _ in follow(Running(Request(history, greedy, tokens.size), llm.sequence, steps)):

@@ -13,15 +13,13 @@ from engine.checks import require, whole
 from engine.cli.flags import parser
 from engine.cli.texts import unescape, valid
 from engine.errors import UsageError
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from engine.text.breakers import BREAKERS
 
 FLAGS = {"max_tokens": "--predict", "dry_sequence_breakers": "--dry-sequence-breaker"}
 """The flags of settings that have another name."""
 
-PARAMS = tuple(
-    field.name for field in fields(SamplingParams) if field.name not in ("dry_breakers", "logits_processors")
-)
+PARAMS = tuple(field.name for field in fields(SamplerParams) if field.name not in ("dry_breakers", "logits_processors"))
 """The parameters of sampling that can be written as text."""
 
 TEXTS = ("dry_sequence_breakers", "stop")
@@ -72,7 +70,7 @@ class Settings:
     def changed(self, values: Mapping[str, Any]) -> "Settings":
         """Settings with other values; raises UsageError for one that is out of range."""
         options = self.options | dict(values)
-        params = SamplingParams(**{name: options[name] for name in PARAMS})
+        params = SamplerParams(**{name: options[name] for name in PARAMS})
         options |= {name: getattr(params, name) for name in PARAMS}
         most = whole("max_tokens", options["max_tokens"])
         require(most >= -1, "max_tokens", "-1 (no limit) or a whole number of at least 0", most)

@@ -143,10 +143,10 @@ def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -
     from engine.decode.host_steps import HostSteps
     from engine.decode.request import Request
     from engine.decode.running import Running, Steps, follow
-    from engine.sampling.sampler import Sampler, SamplingParams
+    from engine.sampling.sampler import Sampler, SamplerParams
     from engine.speculative.speculation import Speculation
 
-    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
+    greedy = Sampler(SamplerParams(temperature=0.0, seed=0), llm.config.n_vocab)
     model = llm.model
     speculation = Speculation(params, greedy, llm.draft, llm.n_bytes_read) if params.enabled else None
     steps: Steps = device_steps(model, greedy.params) or HostSteps(model)

@@ -80,7 +80,7 @@ def measure(
     users, which end only where nothing else is permitted."""
     from engine.decode.request import Request
     from engine.grammar.matcher import Matcher
-    from engine.sampling.sampler import Sampler, SamplingParams
+    from engine.sampling.sampler import Sampler, SamplerParams
     from engine.speculative.params import SpeculationParams
     from engine.speculative.speculation import Speculation
 
@@ -90,7 +90,7 @@ def measure(
     def sampler(i: int) -> Sampler:
         grammar = grammars[i] if i < len(grammars) else None
         matcher = None if grammar is None else Matcher(grammar, llm.tokenizer, n_prompt, ends_late=True)
-        return Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab, matcher)
+        return Sampler(SamplerParams(temperature=0.0, seed=0), n_vocab, matcher)
 
     samplers = [sampler(i) for i in range(n_users)]
 

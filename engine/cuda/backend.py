@@ -65,7 +65,7 @@ from engine.ops.model import AnyModel
 from engine.ops.observation import Observation, Observer
 from engine.ops.operations import Operations
 from engine.ops.weight import Weight
-from engine.sampling.sampler import SamplingParams
+from engine.sampling.sampler import SamplerParams
 
 BATCH_SIZE = 1024
 """The default number of rows of a pass that reads a prompt."""
@@ -390,7 +390,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     # --- sampling ----------------------------------------------------------------------------------------------
 
-    def can_sample(self, params: SamplingParams) -> bool:
+    def can_sample(self, params: SamplerParams) -> bool:
         """Whether ``steps`` can choose tokens with these parameters."""
         return sample.supported(params)
 

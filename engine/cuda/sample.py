@@ -42,7 +42,7 @@ from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.runtime.kinds import KernelCode
 from engine.limits import DECODE_ROWS
 from engine.sampling import sampler as host
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import MODES
 
 f32 = np.float32
@@ -467,7 +467,7 @@ ON_HOST = (
 """The parameters of what only the host does, if it is switched on. A parameter in neither list must have its default."""
 
 
-def supported(params: SamplingParams) -> bool:
+def supported(params: SamplerParams) -> bool:
     """Whether the kernels of this file implement these parameters; if not, the logits are copied to the host."""
     if any(getattr(params, f.name) != f.default for f in fields(params) if f.name not in IMPLEMENTED + ON_HOST):
         return False
@@ -478,7 +478,7 @@ def supported(params: SamplingParams) -> bool:
     return recent and filters and len(params.logit_bias) <= MOST_BIAS
 
 
-def edits(params: SamplingParams) -> bool:
+def edits(params: SamplerParams) -> bool:
     """Whether the logits are changed before the choice, so that ``edit`` is needed."""
     return params.penalizes or bool(params.logit_bias)
 

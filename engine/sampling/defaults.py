@@ -9,7 +9,7 @@ from engine.checks import described
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
 from engine.sampling.chain import ORDER, ORDERS
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 
 PREFIX = "general.sampling."
 
@@ -23,14 +23,14 @@ FIELDS = {
     "xtc_probability": "xtc_probability",
     "xtc_threshold": "xtc_threshold",
 }
-"""The fields of :class:`SamplingParams` that a file can set, by the names of their keys."""
+"""The fields of :class:`SamplerParams` that a file can set, by the names of their keys."""
 
 INTEGERS = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64")
 FLOATS = ("f32", "f64")
 
 
 def sampling_defaults(gguf: GGUF) -> tuple[dict[str, Any], list[str]]:
-    """The values of a file under the names of the fields of :class:`SamplingParams`, and warnings about its other keys: those
+    """The values of a file under the names of the fields of :class:`SamplerParams`, and warnings about its other keys: those
     of a wrong type or out of range, and those that would change the text and that no sampler obeys."""
     found: dict[str, Any] = {}
     warnings = []
@@ -44,7 +44,7 @@ def sampling_defaults(gguf: GGUF) -> tuple[dict[str, Any], list[str]]:
 
 
 def filled(given: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of :class:`SamplingParams` without those that are None although a file can set them, and with what the file says
+    """Fields of :class:`SamplerParams` without those that are None although a file can set them, and with what the file says
     about these."""
     optional = FIELDS.values()
     return {**sampling, **{name: value for name, value in given.items() if value is not None or name not in optional}}
@@ -54,14 +54,14 @@ def _value(gguf: GGUF, key: str, field: str) -> int | float:
     """The value of a key.  Raises UsageError, without a full stop, if the field cannot have it."""
     value: Any = gguf.metadata[key]
     kind = gguf.kinds[key]
-    whole = isinstance(getattr(SamplingParams, field), int)
+    whole = isinstance(getattr(SamplerParams, field), int)
     if kind not in (INTEGERS if whole else INTEGERS + FLOATS):
         raise UsageError(f"{key} is of type {kind} instead of a {'whole ' if whole else ''}number")
     if kind == "f32":
         # The decimal number that was meant: 0.95, not 0.949999988079071, so that the text is that of the flag --top-p 0.95.
         value = float(str(np.float32(value)))
     try:
-        checked = getattr(SamplingParams(**{field: value}), field)
+        checked = getattr(SamplerParams(**{field: value}), field)
     except UsageError as error:
         raise UsageError(str(error).replace(field, key, 1).removesuffix(".")) from None
     if field == "temperature" and checked < 0:

@@ -23,7 +23,7 @@ MOST_ADDED = 1e30
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplerParams:
     """How tokens are chosen; names, meanings and defaults are llama.cpp's.
 
     This is what a sampler obeys: every value is set, and breakers are token ids. ``engine.SamplingParams`` is what programs

@@ -27,7 +27,7 @@ from engine.errors import NoToken, UsageError
 from engine.grammar.matcher import Matcher
 from engine.numerics import log
 from engine.sampling.finite import not_finite
-from engine.sampling.params import LogitsProcessor, SamplingParams
+from engine.sampling.params import LogitsProcessor, SamplerParams
 from engine.sampling.processors import processed
 from engine.sampling.token_logprob import TokenLogprob
 from engine.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ class Sampler:
     matcher, for histories of its answer.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int, matcher: Matcher | None = None) -> None:
+    def __init__(self, params: SamplerParams, n_vocab: int, matcher: Matcher | None = None) -> None:
         """``n_vocab``: the number of logits per row; ``matcher``: which tokens a grammar permits in the one answer that this
         sampler is for.  Raises UsageError if ``logit_bias`` or ``dry_breakers`` names a token outside the vocabulary."""
         if n_vocab < 1:
@@ -355,4 +355,4 @@ def _describe(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-__all__ = ["Logprobs", "LogitsProcessor", "Sampler", "SamplingParams", "logprobs"]
+__all__ = ["Logprobs", "LogitsProcessor", "Sampler", "SamplerParams", "logprobs"]

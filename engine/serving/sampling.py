@@ -5,12 +5,12 @@ from typing import Any
 
 from engine.checks import described
 from engine.llm import LLM
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.text.breakers import MOST_CHARACTERS
 
-SAMPLING = SamplingParams()
+SAMPLING = SamplerParams()
 
 DEFAULTS = {name: getattr(SAMPLING, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 """llama.cpp's defaults.  Flags of the server, and what a model's file recommends, replace them."""
@@ -53,7 +53,7 @@ def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str
 
 def read_repetitions(fields: Fields, llm: LLM, limits: Limits) -> dict[str, Any]:
     """The parameters of DRY and XTC under llama-server's names."""
-    default = SamplingParams(**llm.sampling)
+    default = SamplerParams(**llm.sampling)
     options: dict[str, Any] = {
         "dry_multiplier": fields.number("dry_multiplier", default.dry_multiplier, 0, 100),
         "dry_base": fields.number("dry_base", default.dry_base, 1, 100),

@@ -11,7 +11,7 @@ from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.sample import DeviceSampler, Rows, edits
 from engine.limits import DECODE_ROWS, MOST_LOGITS
 from engine.llm import LLM
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.verify.graph import first_of_graph
 from engine.verify.layout import remembered
@@ -98,7 +98,7 @@ class Comparison:
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
         """Generate n tokens, each chosen by the CPU, and compare the GPU's logits.  Returns the tokens and the logits after
         each but the last, float32 [n - 1, n_vocab]."""
-        sampler = Sampler(SamplingParams(**GREEDY, logit_bias=self._no_end()), self.cpu.config.n_vocab)
+        sampler = Sampler(SamplerParams(**GREEDY, logit_bias=self._no_end()), self.cpu.config.n_vocab)
         history = self.sequence = list(self.ids)
         rows = []
         logits = self.cpu.prefill(self.ids)[0]
@@ -179,7 +179,7 @@ class Comparison:
         ops, n_vocab = self._ops, self.cpu.config.n_vocab
         machine = DeviceSampler(ops.device, n_vocab, self.gpu.n_ctx)
         for how, options in (("greedy", GREEDY), ("with noise", NOISY), ("with penalties", PENALIZED)):
-            sampler = Sampler(SamplingParams(**options, seed=self.seed), n_vocab)
+            sampler = Sampler(SamplerParams(**options, seed=self.seed), n_vocab)
             machine.begin(sampler)
             for step, row in enumerate(logits[:MOST_SAMPLED]):
                 history = [*self.ids, *tokens[: step + 1]]

@@ -14,7 +14,7 @@ import engine
 from engine.cli.flags import generation_options, parser
 from engine.cli.sampling import NUMBERS, given, origins, with_file
 from engine.run import main
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from tests import fake_llm, recommended
 
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +32,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 def test_every_number_has_an_origin() -> None:
     others = {"logit_bias", "dry_breakers", "logits_processors", "seed"}
-    assert set(NUMBERS) == {field.name for field in fields(SamplingParams)} - others
+    assert set(NUMBERS) == {field.name for field in fields(SamplerParams)} - others
 
 
 @pytest.mark.parametrize("name", NUMBERS)

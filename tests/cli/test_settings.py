@@ -8,13 +8,13 @@ import pytest
 from engine.cli.flags import generation_options, parser
 from engine.cli.settings import Settings, actions, find
 from engine.errors import UsageError
-from engine.sampling.sampler import SamplingParams
+from engine.sampling.sampler import SamplerParams
 
 DEFAULTS = Settings(generation_options(parser().parse_args(["-s", "7"])))
 
 
 def test_every_sampling_parameter_is_a_setting() -> None:
-    missing = {field.name for field in fields(SamplingParams)} - actions().keys()
+    missing = {field.name for field in fields(SamplerParams)} - actions().keys()
     # Breakers are texts here, and a function cannot be typed.
     assert missing == {"dry_breakers", "logits_processors"}
     assert "dry_sequence_breakers" in actions()

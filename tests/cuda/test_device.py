@@ -35,7 +35,7 @@ from engine.ops.activation import GEGLU
 from engine.ops.experts import Experts
 from engine.ops.heads import Heads
 from engine.ops.weight import Weight
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.tally import Tally
@@ -524,13 +524,13 @@ def test_rows_of_several_sequences(
 # --- sampling --------------------------------------------------------------------------------------------------
 
 SAMPLERS = [
-    SamplingParams(temperature=0),
-    SamplingParams(seed=1),
-    SamplingParams(temperature=1.5, top_k=256, top_p=1, min_p=0, seed=2),
-    SamplingParams(temperature=0.3, top_k=1, seed=3),
-    SamplingParams(temperature=1, top_k=64, top_p=0.5, seed=2**63),
-    SamplingParams(repeat_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1, seed=4),
-    SamplingParams(temperature=0, repeat_penalty=1.3, logit_bias={0: 3.0, 5: float("-inf"), 288: 1.5}),
+    SamplerParams(temperature=0),
+    SamplerParams(seed=1),
+    SamplerParams(temperature=1.5, top_k=256, top_p=1, min_p=0, seed=2),
+    SamplerParams(temperature=0.3, top_k=1, seed=3),
+    SamplerParams(temperature=1, top_k=64, top_p=0.5, seed=2**63),
+    SamplerParams(repeat_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1, seed=4),
+    SamplerParams(temperature=0, repeat_penalty=1.3, logit_bias={0: 3.0, 5: float("-inf"), 288: 1.5}),
 ]
 
 
@@ -1117,7 +1117,7 @@ def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) 
             llm.reset()
             llm.prefill(history[:-1])
             assert llm.draft is not None
-            sampler = Sampler(SamplingParams(temperature=0), llm.config.n_vocab)
+            sampler = Sampler(SamplerParams(temperature=0), llm.config.n_vocab)
             proposals.append(llm.draft.propose(history, 4, sampler, 0.0, False, llm.sequence).tokens)
         assert proposals[0] == proposals[1]
     assert kept > 0

@@ -12,7 +12,7 @@ import engine
 from engine.decode.prefill import Prefilling
 from engine.decode.request import Request
 from engine.errors import ContextError, UsageError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.synthetic.model import make_model
 from tests.company import alone, asks, differing, together
 from tests.tiers import amount, few
@@ -62,7 +62,7 @@ def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
     four.reset()
 
     def request(i: int, count: int) -> Request:
-        made = Request(ids[i], Sampler(SamplingParams(temperature=0.0, seed=1), n_vocab), count)
+        made = Request(ids[i], Sampler(SamplerParams(temperature=0.0, seed=1), n_vocab), count)
         four.core.submit(made)
         return made
 
@@ -205,7 +205,7 @@ def test_no_page_is_lost(tmp_path: Path) -> None:
         requests = []
         for _ in range(count):
             ids = rng.integers(0, n_vocab, int(rng.integers(1, 80))).tolist()
-            requests.append(Request(ids, Sampler(SamplingParams(temperature=0.0, seed=1), n_vocab), 2))
+            requests.append(Request(ids, Sampler(SamplerParams(temperature=0.0, seed=1), n_vocab), 2))
             llm.core.submit(requests[-1])
         while llm.core.step():
             pass
@@ -283,7 +283,7 @@ def test_a_scored_prompt_is_read_whole(four: engine.LLM) -> None:
     prompt = four.tokenize(PROMPT * 40)[:200]
     expected = four.logits(prompt)
     four.complete(prompt, max_tokens=2)
-    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), four.config.n_vocab)
+    greedy = Sampler(SamplerParams(temperature=0.0, seed=0), four.config.n_vocab)
     got: list[tuple[int, np.ndarray]] = []
     scored = Request(prompt, greedy, 1, on_logits=lambda first, rows: got.append((first, rows.copy())))
     four.core.submit(scored)

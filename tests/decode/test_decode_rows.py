@@ -12,7 +12,7 @@ from engine.cpu.backend import Backend
 from engine.decode.orders import Order
 from engine.decode.request import Request
 from engine.decode.running import Running
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.proposal import Proposal
 from engine.speculative.speculation import NOTHING, Speculation
 from engine.synthetic.model import make_model
@@ -75,7 +75,7 @@ def answers(
     llm.reset()
     requests = []
     for i, ids in enumerate(prompts):
-        sampler = Sampler(SamplingParams(temperature=0.8 * (i % 2), seed=i), llm.config.n_vocab)
+        sampler = Sampler(SamplerParams(temperature=0.8 * (i % 2), seed=i), llm.config.n_vocab)
         script = Script(llm, sampler, ids + expected[i]) if expected is not None else None
         request = Request(ids, sampler, COUNT, script)
         requests.append(request)

@@ -13,7 +13,7 @@ import engine
 from engine.decode.generation import request_of
 from engine.gguf.file import read_gguf
 from engine.sampling.defaults import sampling_defaults
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from tests import recommended
 from tests.conftest import shared_path
 
@@ -47,7 +47,7 @@ def test_the_keys_that_gguf_py_writes(tmp_path: Path) -> None:
         "xtc_probability": 0.5, "xtc_threshold": 0.2,
     }  # fmt: skip
     assert warnings == []
-    assert SamplingParams(**values).top_k == 20
+    assert SamplerParams(**values).top_k == 20
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_arguments_replace_what_the_file_recommends(llm: engine.LLM) -> None:
     def params(**options: Any) -> dict[str, Any]:
         return asdict(request_of(llm.generate([1], seed=1, **options)).sampler.params)
 
-    file = asdict(SamplingParams(temperature=0.25, top_k=3, xtc_probability=0.5, repeat_last_n=9, seed=1))
+    file = asdict(SamplerParams(temperature=0.25, top_k=3, xtc_probability=0.5, repeat_last_n=9, seed=1))
     bias = {"logit_bias": dict.fromkeys(llm.tokenizer.suppressed_ids, -math.inf)}
     assert params() == file | bias
     assert params(temperature=None, top_k=None) == file | bias

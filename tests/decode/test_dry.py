@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.cpu import dry
 from engine.errors import UsageError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from tests.tiers import examples
 
 N_VOCAB = 12
@@ -23,9 +23,7 @@ def random_logits(seed: int, n: int = N_VOCAB) -> np.ndarray:
 
 def edited(logits: np.ndarray, history: list[int], **options: Any) -> np.ndarray:
     """All logits after the edits."""
-    return Sampler(SamplingParams(**OFF | {"dry_multiplier": 0.8} | options), logits.size).candidates(logits, history)[
-        1
-    ]
+    return Sampler(SamplerParams(**OFF | {"dry_multiplier": 0.8} | options), logits.size).candidates(logits, history)[1]
 
 
 # --- the description, word by word -----------------------------------------------------------------------------
@@ -50,7 +48,7 @@ def repetitions(window: list[int], reach: int) -> dict[int, int]:
     return found
 
 
-def reference(logits: np.ndarray, history: list[int], p: SamplingParams) -> np.ndarray:
+def reference(logits: np.ndarray, history: list[int], p: SamplerParams) -> np.ndarray:
     x = logits.astype(np.float64)
     if p.dry_multiplier == 0 or p.dry_penalty_last_n == 0:
         return x
@@ -92,7 +90,7 @@ def test_dry_is_its_description(
     seed: int,
 ) -> None:
     options: dict[str, Any] = {"dry_multiplier": multiplier, "dry_base": base, "dry_allowed_length": allowed}
-    params = SamplingParams(**OFF | options, dry_penalty_last_n=last_n, dry_breakers=breakers)
+    params = SamplerParams(**OFF | options, dry_penalty_last_n=last_n, dry_breakers=breakers)
     sampler, logits = Sampler(params, N_VOCAB), random_logits(seed)
     for _ in range(2):  # nothing is carried over from one call to the next
         values = sampler.candidates(logits, history)[1]
@@ -118,9 +116,9 @@ def test_the_example_of_llama_cpp() -> None:
 def test_switched_off_it_changes_no_bit(history: list[int], options: dict[str, Any]) -> None:
     logits = random_logits(len(history))
     options = {"seed": 1} | options
-    plain = Sampler(SamplingParams(**options), N_VOCAB).candidates(logits, history)
+    plain = Sampler(SamplerParams(**options), N_VOCAB).candidates(logits, history)
     for off in ({"dry_multiplier": 0.0, "dry_base": 3.0}, {"dry_multiplier": 2.0, "dry_penalty_last_n": 0}):
-        ids, values = Sampler(SamplingParams(**options | off), N_VOCAB).candidates(logits, history)
+        ids, values = Sampler(SamplerParams(**options | off), N_VOCAB).candidates(logits, history)
         assert np.array_equal(ids, plain[0])
         assert np.array_equal(values.view(np.int32), plain[1].view(np.int32))
 
@@ -129,10 +127,10 @@ def test_a_repetition_is_left_at_once() -> None:
     """Greedily, the token that would go on with a long repetition loses to the next best."""
     logits = np.array([0, 9, 8.5, 0], np.float32)
     history = [0, 1, 0, 1, 0, 1, 0]
-    assert Sampler(SamplingParams(temperature=0), 4).sample(logits, 7, history) == 1
-    assert Sampler(SamplingParams(temperature=0, dry_multiplier=0.8), 4).sample(logits, 7, history) == 2
-    assert Sampler(SamplingParams(temperature=0, dry_multiplier=0.8), 4).sample(logits, 7, [2, *history[3:]]) == 2
-    assert Sampler(SamplingParams(temperature=0, dry_multiplier=0.4), 4).sample(logits, 4, [3, 0, 1, 3, 0]) == 1
+    assert Sampler(SamplerParams(temperature=0), 4).sample(logits, 7, history) == 1
+    assert Sampler(SamplerParams(temperature=0, dry_multiplier=0.8), 4).sample(logits, 7, history) == 2
+    assert Sampler(SamplerParams(temperature=0, dry_multiplier=0.8), 4).sample(logits, 7, [2, *history[3:]]) == 2
+    assert Sampler(SamplerParams(temperature=0, dry_multiplier=0.4), 4).sample(logits, 4, [3, 0, 1, 3, 0]) == 1
 
 
 def test_a_breaker_ends_what_is_compared_and_is_not_penalized() -> None:
@@ -209,7 +207,7 @@ def test_the_search_is_linear(period: int, reach: int) -> None:
 )
 def test_parameters_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=rf"^{message}\.$"):
-        SamplingParams(**options)
+        SamplerParams(**options)
 
 
 def test_tokens_are_checked() -> None:
@@ -217,5 +215,5 @@ def test_tokens_are_checked() -> None:
         edited(random_logits(1), [], dry_breakers=[(3, 12)])
     with pytest.raises(UsageError, match="the history contains token 12, but the vocabulary ends at 11"):
         edited(random_logits(1), [12])
-    narrow = Sampler(SamplingParams(dry_multiplier=1, dry_breakers=[(3, 11), (2,), (11,)], seed=1), 12).narrowed(10)
+    narrow = Sampler(SamplerParams(dry_multiplier=1, dry_breakers=[(3, 11), (2,), (11,)], seed=1), 12).narrowed(10)
     assert narrow.params.dry_breakers == ((2,),)

@@ -10,7 +10,7 @@ import pytest
 
 import engine
 from engine.errors import ModelError, UsageError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.params import SpeculationParams
 
@@ -20,7 +20,7 @@ N_VOCAB = 6
 
 def sampler(*processors: Any, **options: Any) -> Sampler:
     given: dict[str, Any] = {"temperature": 0.0, "seed": 1} | options
-    return Sampler(SamplingParams(**given, logits_processors=processors), N_VOCAB)
+    return Sampler(SamplerParams(**given, logits_processors=processors), N_VOCAB)
 
 
 def random_logits(seed: int = 1) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_a_damaged_model_is_not_its_fault() -> None:
 @pytest.mark.parametrize("processors", [5, [None], ["f"], {1}])
 def test_processors_are_functions(processors: Any) -> None:
     with pytest.raises(UsageError, match="logits_processors must be a list of functions"):
-        SamplingParams(logits_processors=processors)
+        SamplerParams(logits_processors=processors)
 
 
 # --- answers of a model ----------------------------------------------------------------------------------------

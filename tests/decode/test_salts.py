@@ -10,7 +10,7 @@ import engine
 from engine.decode.request import Request
 from engine.decode.slot import Slot
 from engine.errors import UsageError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -162,7 +162,7 @@ def test_the_draft_model_has_the_salts_of_the_target(tmp_path: Path, alone: bool
 def test_a_request_of_the_scheduler(llm: engine.LLM) -> None:
     """Requests of different salts that are submitted together."""
     llm.reset()
-    greedy = Sampler(SamplingParams(temperature=0.0, seed=1), llm.config.n_vocab)
+    greedy = Sampler(SamplerParams(temperature=0.0, seed=1), llm.config.n_vocab)
     made = [Request(IDS, greedy, 3, salt=salt) for salt in ("a", "b", "a", "")]
     for request in made:
         llm.core.submit(request)

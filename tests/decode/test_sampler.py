@@ -14,7 +14,7 @@ from engine.compile.jobs import CPUJob
 from engine.cpu import sample as kernels
 from engine.errors import EngineError, ModelError, UsageError
 from engine.numerics import gumbel, log
-from engine.sampling.sampler import Sampler, SamplingParams, logprobs
+from engine.sampling.sampler import Sampler, SamplerParams, logprobs
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
@@ -82,7 +82,7 @@ class Reference:
         self.ids = self.ids[x >= least]
 
 
-def reference(logits: np.ndarray, params: SamplingParams, history: list[int]) -> Reference:
+def reference(logits: np.ndarray, params: SamplerParams, history: list[int]) -> Reference:
     r = Reference(logits)
     for token, bias in params.logit_bias.items():
         r.x[token] += bias
@@ -213,7 +213,7 @@ def test_filters_equal_the_float64_reference(
             "repeat_last_n": 20,
         }
     history = rng.integers(0, n, 50).tolist()
-    p = SamplingParams(**(OFF | params), seed=1)
+    p = SamplerParams(**(OFF | params), seed=1)
     r = reference(logits, p, history)
     assume(r.margin > MARGIN)
     ids, values = Sampler(p, n).candidates(logits, history)
@@ -224,20 +224,20 @@ def test_filters_equal_the_float64_reference(
 def test_filters_at_ties() -> None:
     """Equal logits: the lower ids stay."""
     logits = np.array([0, 2, 2, 1, 2, 1, 0, 2], np.float32)
-    assert Sampler(SamplingParams(**OFF | {"top_k": 3}), 8).candidates(logits)[0].tolist() == [1, 2, 4]
+    assert Sampler(SamplerParams(**OFF | {"top_k": 3}), 8).candidates(logits)[0].tolist() == [1, 2, 4]
     # Softmax: 4 tokens of 0.1998, 2 of 0.0735, 2 of 0.0270.
-    assert Sampler(SamplingParams(**OFF | {"top_p": 0.39}), 8).candidates(logits)[0].tolist() == [1, 2]
-    assert Sampler(SamplingParams(**OFF | {"top_p": 0.85}), 8).candidates(logits)[0].tolist() == [1, 2, 4, 7, 3]
+    assert Sampler(SamplerParams(**OFF | {"top_p": 0.39}), 8).candidates(logits)[0].tolist() == [1, 2]
+    assert Sampler(SamplerParams(**OFF | {"top_p": 0.85}), 8).candidates(logits)[0].tolist() == [1, 2, 4, 7, 3]
     # Their mean logit is 1.75, so those of 2 are nearest, then those of 1.
-    assert Sampler(SamplingParams(**OFF | {"typical_p": 0.5}), 8).candidates(logits)[0].tolist() == [1, 2, 4]
-    assert Sampler(SamplingParams(**OFF | {"min_p": 0.3}), 8).candidates(logits)[0].tolist() == [1, 2, 3, 4, 5, 7]
+    assert Sampler(SamplerParams(**OFF | {"typical_p": 0.5}), 8).candidates(logits)[0].tolist() == [1, 2, 4]
+    assert Sampler(SamplerParams(**OFF | {"min_p": 0.3}), 8).candidates(logits)[0].tolist() == [1, 2, 3, 4, 5, 7]
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5])
 def test_min_p_keeps_what_is_at_its_bound(share: float) -> None:
     bound = np.float32(log(np.float32(share)))
     logits = np.array([0.0, bound, np.nextafter(bound, np.float32(-9)), -30.0], np.float32)
-    params = SamplingParams(**(OFF | {"min_p": share, "seed": 1}))
+    params = SamplerParams(**(OFF | {"min_p": share, "seed": 1}))
     assert Sampler(params, 4).candidates(logits)[0].tolist() == [0, 1]
 
 
@@ -245,7 +245,7 @@ def test_typical_may_drop_the_most_probable() -> None:
     """One token of 0.3 among 1000 of 0.0007: the entropy is 5.4, the content of the first 1.2, of the rest 7.3."""
     logits = np.zeros(1000, np.float32)
     logits[500] = math.log(0.3 / 0.7 * 999)
-    ids, _ = Sampler(SamplingParams(**OFF | {"typical_p": 0.5}), 1000).candidates(logits)
+    ids, _ = Sampler(SamplerParams(**OFF | {"typical_p": 0.5}), 1000).candidates(logits)
     assert 500 not in ids
     assert ids.tolist() == [i for i in range(1000) if i != 500][: ids.size]
 
@@ -253,21 +253,21 @@ def test_typical_may_drop_the_most_probable() -> None:
 def test_a_share_of_0_keeps_one_and_1_keeps_all() -> None:
     logits = random_logits(3000, 5)
     best = int(np.argmax(logits))
-    assert Sampler(SamplingParams(**OFF | {"top_p": 0.0}), 3000).candidates(logits)[0].tolist() == [best]
-    assert Sampler(SamplingParams(**OFF | {"min_p": 1.0}), 3000).candidates(logits)[0].tolist() == [best]
-    assert Sampler(SamplingParams(**OFF | {"typical_p": 0.0}), 3000).candidates(logits)[0].size == 1
-    assert Sampler(SamplingParams(**OFF), 3000).candidates(logits)[0].tolist() == list(range(3000))
+    assert Sampler(SamplerParams(**OFF | {"top_p": 0.0}), 3000).candidates(logits)[0].tolist() == [best]
+    assert Sampler(SamplerParams(**OFF | {"min_p": 1.0}), 3000).candidates(logits)[0].tolist() == [best]
+    assert Sampler(SamplerParams(**OFF | {"typical_p": 0.0}), 3000).candidates(logits)[0].size == 1
+    assert Sampler(SamplerParams(**OFF), 3000).candidates(logits)[0].tolist() == list(range(3000))
 
 
 def test_nucleus_past_the_first_1024() -> None:
     """A flat vocabulary, where the nucleus is most of it: the same set whether or not top_k sorted it first."""
     logits = random_logits(5000, 8, spread=0.1)
-    whole = Sampler(SamplingParams(**OFF | {"top_p": 0.9, "seed": 1}), 5000).candidates(logits)[0]
-    r = reference(logits, SamplingParams(**OFF | {"top_p": 0.9}), [])
+    whole = Sampler(SamplerParams(**OFF | {"top_p": 0.9, "seed": 1}), 5000).candidates(logits)[0]
+    r = reference(logits, SamplerParams(**OFF | {"top_p": 0.9}), [])
     assert r.margin > 2e-5
     assert whole.size > 4000
     assert np.array_equal(whole, r.ids)
-    again = Sampler(SamplingParams(**OFF | {"top_p": 0.9, "top_k": 5000, "seed": 1}), 5000).candidates(logits)[0]
+    again = Sampler(SamplerParams(**OFF | {"top_p": 0.9, "top_k": 5000, "seed": 1}), 5000).candidates(logits)[0]
     assert np.array_equal(whole, again)
 
 
@@ -275,7 +275,7 @@ def test_nucleus_ignores_a_hopeless_tail() -> None:
     """2000 equal tokens hold all the probability, 3000 more almost none: the tail is never needed."""
     logits = np.full(5000, -60, np.float32)
     logits[1::2] = np.where(np.arange(2500) < 2000, 0, -60)
-    ids, _ = Sampler(SamplingParams(**OFF | {"top_p": 0.75025}), 5000).candidates(logits)
+    ids, _ = Sampler(SamplerParams(**OFF | {"top_p": 0.75025}), 5000).candidates(logits)
     assert ids.tolist() == list(range(1, 3003, 2))
 
 
@@ -286,7 +286,7 @@ def test_penalties_equal_the_reference() -> None:
     logits = random_logits(50, 1)
     history = [3, 3, 3, 7, 9, 9, 40] + [0] * 10
     for last_n in (0, 1, 11, 12, 17, 64, -1):
-        p = SamplingParams(
+        p = SamplerParams(
             **OFF, repeat_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.7, repeat_last_n=last_n, seed=1
         )
         ids, values = Sampler(p, 50).candidates(logits, history)
@@ -301,7 +301,7 @@ def test_penalties_equal_the_reference() -> None:
 def test_each_penalty_counts_by_itself(name: str, value: float) -> None:
     logits = random_logits(50, 1)
     options: dict[str, Any] = OFF | {name: value, "seed": 1}
-    p = SamplingParams(**options)
+    p = SamplerParams(**options)
     values = Sampler(p, 50).candidates(logits, [7])[1]
     assert np.allclose(values, reference(logits, p, [7]).x, rtol=1e-6, atol=1e-6)
     assert (values[7] == logits[7]) == (p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0)
@@ -309,7 +309,7 @@ def test_each_penalty_counts_by_itself(name: str, value: float) -> None:
 
 def test_the_order_of_the_history_does_not_matter() -> None:
     logits = random_logits(200, 2)
-    p = SamplingParams(**OFF, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.2, seed=3)
+    p = SamplerParams(**OFF, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.2, seed=3)
     history = np.random.default_rng(0).integers(0, 200, 60)
     expected = Sampler(p, 200).candidates(logits, history.tolist())[1]
     for seed in range(5):
@@ -319,7 +319,7 @@ def test_the_order_of_the_history_does_not_matter() -> None:
 
 def test_bias_comes_before_penalties() -> None:
     """The behaviour of llama.cpp: a bias that makes a logit positive makes the repeat penalty divide it."""
-    p = SamplingParams(**OFF, logit_bias={0: 5.0}, repeat_penalty=2.0, seed=1)
+    p = SamplerParams(**OFF, logit_bias={0: 5.0}, repeat_penalty=2.0, seed=1)
     assert Sampler(p, 2).candidates(np.array([-1, 0], np.float32), [0])[1].tolist() == [2.0, 0.0]
 
 
@@ -327,9 +327,9 @@ def test_bias_forces_and_bans() -> None:
     logits = random_logits(100, 4)
     best = int(np.argmax(logits))
     for temperature in (0.0, 1.0):
-        forced = Sampler(SamplingParams(temperature=temperature, logit_bias={17: 100.0}, seed=1), 100)
+        forced = Sampler(SamplerParams(temperature=temperature, logit_bias={17: 100.0}, seed=1), 100)
         assert all(forced.sample(logits, i) == 17 for i in range(20))
-        banned = Sampler(SamplingParams(temperature=temperature, logit_bias={best: -math.inf}, seed=1), 100)
+        banned = Sampler(SamplerParams(temperature=temperature, logit_bias={best: -math.inf}, seed=1), 100)
         assert all(banned.sample(logits, i) != best for i in range(200))
 
 
@@ -337,8 +337,8 @@ def test_logits_and_history_are_left_alone() -> None:
     logits = random_logits(5000, 6)
     history = list(range(100))
     before = logits.copy()
-    p = SamplingParams(logit_bias={3: 1.0}, repeat_penalty=1.1, typical_p=0.9, seed=1)
-    for params in (p, SamplingParams(seed=1), SamplingParams(**OFF, seed=1)):
+    p = SamplerParams(logit_bias={3: 1.0}, repeat_penalty=1.1, typical_p=0.9, seed=1)
+    for params in (p, SamplerParams(seed=1), SamplerParams(**OFF, seed=1)):
         Sampler(params, 5000).sample(logits, 0, history)
         assert np.array_equal(logits, before)
         assert history == list(range(100))
@@ -358,7 +358,7 @@ def chi_square(counts: np.ndarray, probability: np.ndarray) -> tuple[float, floa
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_positions_sample_the_softmax(temperature: float) -> None:
     logits = random_logits(12, 7, spread=1.0)
-    sampler = Sampler(SamplingParams(**OFF, temperature=temperature, seed=42), 12)
+    sampler = Sampler(SamplerParams(**OFF, temperature=temperature, seed=42), 12)
     tokens = np.array([sampler.sample(logits, i) for i in range(20_000)])
     statistic, bound = chi_square(np.bincount(tokens, minlength=12), softmax(logits / temperature))
     assert statistic < bound
@@ -382,7 +382,7 @@ def test_seeds_sample_the_softmax() -> None:
 
 def test_filtered_tokens_sample_the_renormalized_softmax() -> None:
     logits = random_logits(2000, 10)
-    p = SamplingParams(top_k=20, top_p=0.9, min_p=0.05, temperature=0.7, seed=5)
+    p = SamplerParams(top_k=20, top_p=0.9, min_p=0.05, temperature=0.7, seed=5)
     sampler = Sampler(p, 2000)
     ids, values = sampler.candidates(logits)
     tokens = np.array([sampler.sample(logits, i) for i in range(20_000)])
@@ -394,19 +394,19 @@ def test_filtered_tokens_sample_the_renormalized_softmax() -> None:
 
 def test_a_token_depends_on_seed_and_position_only() -> None:
     logits = random_logits(500, 11, spread=1.0)
-    p = SamplingParams(seed=9, temperature=1.5)
+    p = SamplerParams(seed=9, temperature=1.5)
     sampler = Sampler(p, 500)
     tokens = [sampler.sample(logits, i) for i in range(100)]
     assert [sampler.sample(logits, i) for i in reversed(range(100))] == tokens[::-1]  # no state between calls
     assert [Sampler(p, 500).sample(logits, i) for i in range(100)] == tokens
     assert [sampler.sample(logits, i + 1) for i in range(100)] != tokens
-    assert [Sampler(SamplingParams(seed=10, temperature=1.5), 500).sample(logits, i) for i in range(100)] != tokens
+    assert [Sampler(SamplerParams(seed=10, temperature=1.5), 500).sample(logits, i) for i in range(100)] != tokens
     assert len(set(tokens)) > 5
 
 
 def test_work_arrays_carry_nothing_over() -> None:
     """Calls with other logits and histories in between change nothing."""
-    p = SamplingParams(
+    p = SamplerParams(
         typical_p=0.95,
         repeat_penalty=1.2,
         frequency_penalty=0.1,
@@ -426,26 +426,26 @@ def test_work_arrays_carry_nothing_over() -> None:
 @settings(max_examples=50, deadline=None)
 def test_top_k_1_is_greedy_for_every_seed(seed: int, position: int, n: int) -> None:
     logits = random_logits(n, seed % 1000)
-    greedy = Sampler(SamplingParams(temperature=0.0), n).sample(logits, position)
+    greedy = Sampler(SamplerParams(temperature=0.0), n).sample(logits, position)
     assert greedy == int(np.argmax(logits))
-    assert Sampler(SamplingParams(top_k=1, seed=seed, temperature=2.0), n).sample(logits, position) == greedy
+    assert Sampler(SamplerParams(top_k=1, seed=seed, temperature=2.0), n).sample(logits, position) == greedy
 
 
 def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
     logits = np.array([1, -0.0, 3, 3, 0.0, 3], np.float32)
     for temperature in (0.0, -1.0):
-        assert Sampler(SamplingParams(temperature=temperature), 6).sample(logits, 0) == 2
+        assert Sampler(SamplerParams(temperature=temperature), 6).sample(logits, 0) == 2
     zeros = np.array([-1, -0.0, 0.0], np.float32)
-    assert Sampler(SamplingParams(temperature=0), 3).sample(zeros, 0) == 1
-    ids, values = Sampler(SamplingParams(temperature=0, logit_bias={4: 9.0}), 6).candidates(logits)
+    assert Sampler(SamplerParams(temperature=0), 3).sample(zeros, 0) == 1
+    ids, values = Sampler(SamplerParams(temperature=0, logit_bias={4: 9.0}), 6).candidates(logits)
     assert (ids.tolist(), values.tolist()) == ([4], [9.0])
 
 
 def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
     logits = random_logits(8, 3) * np.float32(10)
-    cold = Sampler(SamplingParams(**OFF, temperature=1e-40, seed=1), 8)
+    cold = Sampler(SamplerParams(**OFF, temperature=1e-40, seed=1), 8)
     assert {cold.sample(logits, i) for i in range(100)} == {int(np.argmax(logits))}
-    hot = Sampler(SamplingParams(**OFF, temperature=1e30, seed=1), 8)
+    hot = Sampler(SamplerParams(**OFF, temperature=1e30, seed=1), 8)
     tokens = [hot.sample(logits, i) for i in range(8000)]
     statistic, bound = chi_square(np.bincount(tokens, minlength=8), np.full(8, 1 / 8))
     assert statistic < bound
@@ -453,21 +453,21 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
 
 def test_random_seeds_can_be_replayed() -> None:
     logits = random_logits(100, 12)
-    samplers = [Sampler(SamplingParams(), 100) for _ in range(4)]
+    samplers = [Sampler(SamplerParams(), 100) for _ in range(4)]
     assert len({s.seed for s in samplers}) == 4
     for s in samplers:
         assert 0 <= s.seed < 2**32
-        replay = Sampler(SamplingParams(seed=s.seed), 100)
+        replay = Sampler(SamplerParams(seed=s.seed), 100)
         assert [s.sample(logits, i) for i in range(20)] == [replay.sample(logits, i) for i in range(20)]
-    assert Sampler(SamplingParams(seed=2**64 - 1), 100).seed == 2**64 - 1
+    assert Sampler(SamplerParams(seed=2**64 - 1), 100).seed == 2**64 - 1
 
 
 def test_warm_up_and_a_vocabulary_of_one() -> None:
     for params in (
-        SamplingParams(),
-        SamplingParams(temperature=0),
-        SamplingParams(**OFF),
-        SamplingParams(typical_p=0.5),
+        SamplerParams(),
+        SamplerParams(temperature=0),
+        SamplerParams(**OFF),
+        SamplerParams(typical_p=0.5),
     ):
         for n in (1, 300):
             Sampler(params, n).warm_up()
@@ -507,9 +507,9 @@ def test_logprobs_of_extreme_rows() -> None:
 # --- refusals --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(**OFF)])
+@pytest.mark.parametrize("params", [SamplerParams(), SamplerParams(temperature=0), SamplerParams(**OFF)])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001])
-def test_nan_logits(params: SamplingParams, bits: int) -> None:
+def test_nan_logits(params: SamplerParams, bits: int) -> None:
     for place in (0, 1, 63, 64, 100, 2999):
         logits = random_logits(3000, 1)
         logits.view(np.uint32)[place] = bits
@@ -522,13 +522,13 @@ def test_nan_logits(params: SamplingParams, bits: int) -> None:
 def test_infinite_logits() -> None:
     logits = random_logits(100, 1)
     logits[50] = np.inf
-    for params in (SamplingParams(), SamplingParams(temperature=0), SamplingParams(**OFF)):
+    for params in (SamplerParams(), SamplerParams(temperature=0), SamplerParams(**OFF)):
         with pytest.raises(ModelError, match="the model produced infinite"):
             Sampler(params, 100).sample(logits, 0)
     logits[50] = -np.inf
-    for params in (SamplingParams(seed=1, typical_p=0.9), SamplingParams(temperature=0), SamplingParams(**OFF, seed=1)):
+    for params in (SamplerParams(seed=1, typical_p=0.9), SamplerParams(temperature=0), SamplerParams(**OFF, seed=1)):
         assert all(Sampler(params, 100).sample(logits, i) != 50 for i in range(50))
-    banned = SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})
+    banned = SamplerParams(logit_bias={0: -math.inf, 1: -math.inf})
     with pytest.raises(UsageError, match="bans every token"):
         Sampler(banned, 2).sample(np.zeros(2, np.float32), 0)
 
@@ -578,7 +578,7 @@ def test_infinite_logits() -> None:
 )
 def test_params_are_checked(field: str, value: Any, message: str) -> None:
     with pytest.raises(UsageError, match=rf"^{re.escape(message)}\.$"):
-        SamplingParams(**{field: value})
+        SamplerParams(**{field: value})
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 100])
@@ -596,7 +596,7 @@ def test_what_is_not_permitted_cannot_be_chosen(n: int) -> None:
 def test_the_most_extreme_changes_leave_logits_finite() -> None:
     """So infinite logits are always the model's."""
     extreme: dict[str, Any] = {"repeat_penalty": 1e-6, "presence_penalty": -1e30, "frequency_penalty": -1e30}
-    params = SamplingParams(logit_bias={0: 1e30}, repeat_last_n=-1, temperature=0, **extreme)
+    params = SamplerParams(logit_bias={0: 1e30}, repeat_last_n=-1, temperature=0, **extreme)
     assert Sampler(params, 2).sample(np.array([1e4, 0], np.float32), 100, [0] * 100) == 0
 
 
@@ -604,9 +604,9 @@ def test_the_most_extreme_changes_leave_logits_finite() -> None:
 def test_numbers_beyond_64_bits_mean_all_or_never(name: str) -> None:
     history = [1, 2, 3, 1, 2]
     given: dict[str, Any] = {"repeat_penalty": 1.5, "dry_multiplier": 9.0, "seed": 1}
-    expected = Sampler(SamplingParams(**given | {name: 100}), 10).candidates(random_logits(10, 1), history)
+    expected = Sampler(SamplerParams(**given | {name: 100}), 10).candidates(random_logits(10, 1), history)
     for huge in (2**63, 2**70):
-        found = Sampler(SamplingParams(**given | {name: huge}), 10).candidates(random_logits(10, 1), history)
+        found = Sampler(SamplerParams(**given | {name: huge}), 10).candidates(random_logits(10, 1), history)
         assert np.array_equal(found, expected)
 
 
@@ -622,23 +622,23 @@ def test_defaults_are_those_of_llama_cpp() -> None:
     }
     xtc = {"xtc_probability": 0.0, "xtc_threshold": 0.1}
     expected: dict[str, Any] = filters | penalties | dry | xtc | {"logit_bias": {}, "logits_processors": (), "seed": -1}
-    assert vars(SamplingParams()) == expected
+    assert vars(SamplerParams()) == expected
 
 
 def test_params_accept_what_switches_off() -> None:
     seed: Any = np.int64(3)
-    p = SamplingParams(temperature=-1, top_k=-5, top_p=2, min_p=-1, typical_p=7, repeat_last_n=0, seed=seed)
+    p = SamplerParams(temperature=-1, top_k=-5, top_p=2, min_p=-1, typical_p=7, repeat_last_n=0, seed=seed)
     assert p.greedy and not p.penalizes
     assert asdict(p)["seed"] == 3 and isinstance(p.temperature, float) and type(p.seed) is int
     bias = {1: 2}
-    q = SamplingParams(logit_bias=bias)
+    q = SamplerParams(logit_bias=bias)
     bias[5] = 6
     assert q.logit_bias == {1: 2.0}
 
 
 def test_arguments_are_checked() -> None:
     logits = np.zeros(10, np.float32)
-    sampler = Sampler(SamplingParams(repeat_penalty=1.1), 10)
+    sampler = Sampler(SamplerParams(repeat_penalty=1.1), 10)
     for bad in (np.zeros(9, np.float32), np.zeros((1, 10), np.float32), np.zeros(10), [0.0] * 10):
         with pytest.raises(UsageError, match=r"one row of float32 \[10\], not "):
             sampler.sample(bad, 0)  # type: ignore[arg-type]
@@ -648,12 +648,12 @@ def test_arguments_are_checked() -> None:
         with pytest.raises(UsageError, match=f"the history contains token {token}, but the vocabulary ends at 9"):
             sampler.sample(logits, 0, [1, token])
     with pytest.raises(UsageError, match="logit_bias names token 10, but the vocabulary ends at 9"):
-        Sampler(SamplingParams(logit_bias={10: 1.0}), 10)
+        Sampler(SamplerParams(logit_bias={10: 1.0}), 10)
     for huge in (2**63, 2**70, 10**5000):
         with pytest.raises(UsageError, match="logit_bias names token .*, but the vocabulary ends at 9"):
-            Sampler(SamplingParams(logit_bias={huge: 1.0}), 10)
+            Sampler(SamplerParams(logit_bias={huge: 1.0}), 10)
     with pytest.raises(UsageError, match="at least 1 token, not 0"):
-        Sampler(SamplingParams(), 0)
+        Sampler(SamplerParams(), 0)
     with pytest.raises(UsageError, match="token ids must be 0 to 9"):
         logprobs(logits, [10])
     with pytest.raises(UsageError, match="0 or more, not -1"):
@@ -662,12 +662,12 @@ def test_arguments_are_checked() -> None:
         logprobs(np.zeros(3))  # type: ignore[arg-type]
     # Views with a stride are rows, too.
     strided = random_logits(20, 1)[::2]
-    assert Sampler(SamplingParams(temperature=0), 10).sample(strided, 0) == int(np.argmax(strided))
+    assert Sampler(SamplerParams(temperature=0), 10).sample(strided, 0) == int(np.argmax(strided))
 
 
 def test_kernels_are_listed_after_logits_that_are_not_finite() -> None:
     """What an answer leaves in the arrays that the samplers of a thread share is not taken for logits."""
-    sampler = Sampler(SamplingParams(temperature=0.8, top_k=40, seed=1), 77)
+    sampler = Sampler(SamplerParams(temperature=0.8, top_k=40, seed=1), 77)
     jobs = sampler.jobs()
     assert {"top_k", "min_p", "draw"} <= {job.name for job in jobs if isinstance(job, CPUJob)}
     with pytest.raises(ModelError, match="NaN logits"):

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from tests.tiers import examples
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
@@ -21,7 +21,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def candidates(logits: np.ndarray, position: int = 0, **options: Any) -> list[int]:
-    params = SamplingParams(**OFF | {"xtc_probability": 1.0} | options)
+    params = SamplerParams(**OFF | {"xtc_probability": 1.0} | options)
     return Sampler(params, logits.size).candidates(logits, position=position)[0].tolist()
 
 
@@ -37,7 +37,7 @@ def test_of_the_probable_tokens_the_least_probable_stays(
     n: int, seed: int, spread: float, threshold: float, filters: dict[str, Any]
 ) -> None:
     logits = (np.random.default_rng(seed).normal(size=n) * spread).astype(np.float32)
-    before, values = Sampler(SamplingParams(**OFF | filters), n).candidates(logits)
+    before, values = Sampler(SamplerParams(**OFF | filters), n).candidates(logits)
     probability = softmax(values)
     # A weight and the total have relative errors below 2e-6 in float32.
     assume(np.abs(probability / max(threshold, 1e-9) - 1).min() > 1e-5)
@@ -67,13 +67,13 @@ def test_the_threshold_is_for_probabilities_before_the_temperature() -> None:
 @examples(100, 20)
 def test_switched_off_it_changes_no_bit(seed: int, position: int, n: int) -> None:
     logits = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    plain = Sampler(SamplingParams(seed=seed), n)
+    plain = Sampler(SamplerParams(seed=seed), n)
     for probability, threshold in ((0.0, 0.0), (1.0, 0.6)):
-        sampler = Sampler(SamplingParams(xtc_probability=probability, xtc_threshold=threshold, seed=seed), n)
+        sampler = Sampler(SamplerParams(xtc_probability=probability, xtc_threshold=threshold, seed=seed), n)
         assert sampler.sample(logits, position) == plain.sample(logits, position)
         for one, other in zip(sampler.candidates(logits), plain.candidates(logits), strict=True):
             assert np.array_equal(one, other)
-    greedy = Sampler(SamplingParams(temperature=0, xtc_probability=1.0, seed=seed), n)
+    greedy = Sampler(SamplerParams(temperature=0, xtc_probability=1.0, seed=seed), n)
     assert greedy.sample(logits, position) == int(np.argmax(logits))
 
 
@@ -87,7 +87,7 @@ def test_how_often_it_strikes(probability: float) -> None:
     """Over positions and over seeds, and independently of the draw that follows."""
     logits = np.zeros(2, np.float32)
     n = 10_000
-    params = SamplingParams(**OFF, temperature=1.0, xtc_probability=probability)
+    params = SamplerParams(**OFF, temperature=1.0, xtc_probability=probability)
     sampler = Sampler(params, 2)
     strikes = [sampler.candidates(logits, position=i)[0].size == 1 for i in range(n)]
     assert within(sum(strikes), n, probability)
@@ -105,7 +105,7 @@ def test_how_often_it_strikes(probability: float) -> None:
 
 def test_where_it_strikes_depends_on_seed_and_position_only() -> None:
     rng = np.random.default_rng(3)
-    params = SamplingParams(**OFF, xtc_probability=0.5)
+    params = SamplerParams(**OFF, xtc_probability=0.5)
     struck = []
     for n in (2, 5, 3):
         sampler = Sampler(params, n)
@@ -115,7 +115,7 @@ def test_where_it_strikes_depends_on_seed_and_position_only() -> None:
     assert struck[0] == struck[1] == struck[2]
     # By default a candidate is for the position after the history.
     assert [sampler.candidates(logits, [0] * i)[0].size < 3 for i in range(100)] == struck[0]
-    other = Sampler(SamplingParams(**OFF | {"seed": 2}, xtc_probability=0.5), 3)
+    other = Sampler(SamplerParams(**OFF | {"seed": 2}, xtc_probability=0.5), 3)
     assert [other.candidates(logits, position=i)[0].size < 3 for i in range(100)] != struck[0]
 
 
@@ -131,4 +131,4 @@ def test_where_it_strikes_depends_on_seed_and_position_only() -> None:
 )
 def test_parameters_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=rf"^{message}\.$"):
-        SamplingParams(**options)
+        SamplerParams(**options)

@@ -16,7 +16,7 @@ from engine.errors import NoToken, UsageError
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import UNSETTLED, Mask, Matcher
 from engine.grammar.tokens import tokens_of
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.text.tokenizer import Tokenizer
 from tests.tiers import examples
 from tests.vocabularies import CONTROL, USER, bpe_metadata, made, metadata, spm_metadata, tokenizer
@@ -192,14 +192,14 @@ def test_the_mask_comes_after_processors_and_before_everything_else() -> None:
         logits[:] = 0
         logits[c] = 100
 
-    params = SamplingParams(1.0, 0, 1, 0, logits_processors=[prefers_c], logit_bias={b: 3}, repeat_penalty=2, seed=1)
+    params = SamplerParams(1.0, 0, 1, 0, logits_processors=[prefers_c], logit_bias={b: 3}, repeat_penalty=2, seed=1)
     sampler = Sampler(params, tk.n_vocab, matcher)
     ids, values = sampler.candidates(np.zeros(tk.n_vocab, np.float32), [b])
     left = {int(id): float(value) for id, value in zip(ids, values, strict=True) if value > -math.inf}
     ab = {id for id in range(tk.n_vocab) if set(tk.token_bytes(id)) <= {97, 98} and tk.token_bytes(id)}
     assert left == dict.fromkeys(ab | tk.eog_ids, 0.0) | {b: 1.5}
     for temperature in (0.0, 1.0):
-        banned = SamplingParams(temperature, logit_bias=dict.fromkeys({*ab, *tk.eog_ids}, -math.inf), seed=1)
+        banned = SamplerParams(temperature, logit_bias=dict.fromkeys({*ab, *tk.eog_ids}, -math.inf), seed=1)
         with pytest.raises(NoToken, match="bans every token that the grammar permits"):
             Sampler(banned, tk.n_vocab, matcher).sample(np.zeros(tk.n_vocab, np.float32), 0, [])
 

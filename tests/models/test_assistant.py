@@ -12,7 +12,7 @@ import engine
 from engine.cache.types import BLOCK
 from engine.errors import GGUFError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -61,7 +61,7 @@ def source(llm: engine.LLM) -> AssistantDraft:
 def drafts(llm: engine.LLM, known: list[int], count: int) -> list[int]:
     """The tokens proposed after ``known``, in greedy decoding."""
     llm.read(known[:-1])
-    greedy = Sampler(SamplingParams(temperature=0.0), llm.config.n_vocab)
+    greedy = Sampler(SamplerParams(temperature=0.0), llm.config.n_vocab)
     return source(llm).propose(known, count, greedy, 0.0, False, llm.sequence).tokens
 
 
@@ -113,7 +113,7 @@ def test_options(llms: dict[str, engine.LLM], params: dict[str, Any], kind: str)
 def test_drafting_ends_where_it_is_unsure(llm: engine.LLM) -> None:
     known = llm.tokenize(PROMPTS[6])
     llm.read(known[:-1])
-    greedy = Sampler(SamplingParams(temperature=0.0), llm.config.n_vocab)
+    greedy = Sampler(SamplerParams(temperature=0.0), llm.config.n_vocab)
     lengths = [
         len(source(llm).propose(known, 10, greedy, p, False, llm.sequence).tokens) for p in (0.0, 0.3, 0.6, 0.9, 1.0)
     ]

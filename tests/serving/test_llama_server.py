@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 import engine
 from engine.decode.request import Request
 from engine.errors import DeviceError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.serving.answer import Ask
 from engine.serving.app import app
 from engine.serving.metrics import Metrics, pages_held
@@ -151,7 +151,7 @@ def test_slots(client: TestClient, served: Served, monkeypatch: pytest.MonkeyPat
     free = client.get("/slots").json()
     assert [(slot["id"], slot["n_ctx"], slot["is_processing"]) for slot in free] == [(i, 512, False) for i in range(4)]
     assert client.get("/slots?fail_on_no_slot=1").status_code == 200
-    owner = Request([1, 2, 3], Sampler(SamplingParams(top_k=7), served.llm.config.n_vocab), 9)
+    owner = Request([1, 2, 3], Sampler(SamplerParams(top_k=7), served.llm.config.n_vocab), 9)
     for slot in served.llm.slots:
         monkeypatch.setattr(slot, "owner", owner)
     busy = client.get("/slots").json()[0]

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 import engine
 from engine.cli.serve_flags import parser
 from engine.decode.generation import request_of
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from engine.serve import specs
 from engine.serving.app import app
 from engine.serving.errors import Refusal
@@ -62,7 +62,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 @pytest.fixture
 def params(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Send a request, and return the parameters that reach the model, which then refuses it: nothing is computed."""
-    seen: list[SamplingParams] = []
+    seen: list[SamplerParams] = []
     generate = engine.LLM.generate
 
     def refusing(llm: engine.LLM, *args: Any, **options: Any) -> None:

@@ -13,7 +13,7 @@ from numba import njit
 from engine.cpu.accept import ACCEPT_SEED, RESAMPLE_SEED, accept_p_min, accept_ratio, probabilities, probability_of
 from engine.cpu.sample import draw
 from engine.numerics import uniform
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from tests.tiers import examples
 
 F = np.float32
@@ -61,7 +61,7 @@ def test_probabilities_of_ties_and_banned_tokens() -> None:
 def test_probabilities_of_a_samplers_candidates() -> None:
     """The probabilities are those with which the sampler draws its tokens."""
     rng, n_vocab = np.random.default_rng(3), 60
-    params = SamplingParams(temperature=0.7, top_k=12, top_p=0.95, min_p=0.02, seed=6)
+    params = SamplerParams(temperature=0.7, top_k=12, top_p=0.95, min_p=0.02, seed=6)
     logits = (rng.normal(size=n_vocab) * 2).astype(F)
     sampler = Sampler(params, n_vocab)
     ids, values = sampler.candidates(logits)

@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine.errors import ModelError, UsageError
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import MOST_EXTRA, DraftModel, confidence
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -53,7 +53,7 @@ def drafter(target: Path, draft: Path) -> DraftModel:
 
 
 def sampler(n_vocab: int, **options: Any) -> Sampler:
-    return Sampler(SamplingParams(**{"seed": 5, "temperature": 1.0} | options), n_vocab)
+    return Sampler(SamplerParams(**{"seed": 5, "temperature": 1.0} | options), n_vocab)
 
 
 # --- vocabularies ----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_drafts_are_the_draft_models_own_answer(make: Make, options: dict[str, A
     banned = {token: float("-inf") for token in range(289, 300)}
     params = {"seed": 5, "temperature": 1.0} | options
     params["logit_bias"] = _known(options, 289).get("logit_bias", {}) | banned
-    expected = list(alone.decode(PROMPT, Sampler(SamplingParams(**params), 300), 7))
+    expected = list(alone.decode(PROMPT, Sampler(SamplerParams(**params), 300), 7))
     assert proposal.tokens == [token for token, _ in expected]
     assert proposal.distributions is None
 

@@ -14,7 +14,7 @@ from engine.decode import host_steps as steps_module
 from engine.decode.host_steps import HostSteps
 from engine.decode.request import Request
 from engine.decode.running import Running, follow
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.params import SpeculationParams
 from engine.speculative.speculation import Speculation
@@ -97,7 +97,7 @@ def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
     return wide / wide.sum()
 
 
-def exact(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def exact(params: SamplerParams) -> dict[tuple[int, ...], float]:
     """The probability of each beginning of an answer, in float64, over the candidates of plain sampling."""
     sampler = Sampler(params, N_VOCAB)
     after: dict[tuple[int, ...], dict[int, float]] = {}
@@ -116,7 +116,7 @@ def exact(params: SamplingParams) -> dict[tuple[int, ...], float]:
 
 
 def answers(
-    params: SamplingParams, speculation: SpeculationParams, draft: Table, seeds: Sequence[int]
+    params: SamplerParams, speculation: SpeculationParams, draft: Table, seeds: Sequence[int]
 ) -> tuple[Counter[tuple[int, ...]], int]:
     """The count of each answer, and the number of drafts kept."""
     sampler = Sampler(params, N_VOCAB)
@@ -167,7 +167,7 @@ RATIO = SpeculationParams(accept="ratio")
     ],
 )
 def test_the_distribution_is_that_of_the_target(draft: str, options: dict[str, Any], params: SpeculationParams) -> None:
-    sampling = SamplingParams(**PLAIN | options)
+    sampling = SamplerParams(**PLAIN | options)
     seeds = SEEDS if draft != "unsure" else 2 * SEEDS  # to drop what was drawn would make a small difference
     found, kept = answers(sampling, params, DRAFTS[draft], range(seeds))
     assert p_value(found, exact(sampling)) > LEAST_P
@@ -206,13 +206,13 @@ BY_RATIO = steps_module.by_ratio
 @pytest.mark.parametrize("rule", [always, without_correction, without_chance])
 def test_wrong_rules_are_found(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps_module, "by_ratio", rule)
-    sampling = SamplingParams(**PLAIN)
+    sampling = SamplerParams(**PLAIN)
     found, _ = answers(sampling, RATIO, DRAFTS["bad"], range(3000))
     assert p_value(found, exact(sampling)) < LEAST_P
 
 
 def test_plain_sampling_passes_the_same_test() -> None:
-    sampling = SamplingParams(**PLAIN)
+    sampling = SamplerParams(**PLAIN)
     found, kept = answers(sampling, SpeculationParams(draft_max=1), DRAFTS["bad"], range(5_000))
     assert kept == 0  # the first steps of an answer are plain where time decides about drafts
     assert p_value(found, exact(sampling)) > LEAST_P
@@ -221,7 +221,7 @@ def test_plain_sampling_passes_the_same_test() -> None:
 @pytest.mark.parametrize("bound", [0.0, 0.3, 1.0])
 def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
     """Against a plain loop in which the first choice, drawn by the draft model, is kept with its probability."""
-    sampling = SamplingParams(**PLAIN | {"top_k": 3})
+    sampling = SamplerParams(**PLAIN | {"top_k": 3})
     params = SpeculationParams(accept="p-min", accept_p_min=bound, draft_max=1)
     sampler = Sampler(sampling, N_VOCAB)
     kept = refused = 0
@@ -248,7 +248,7 @@ def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_a_seed_is_a_text(accept: str) -> None:
     """Where drafts affect the text, their number must not depend on the clock."""
-    sampling, params = SamplingParams(**PLAIN), SpeculationParams(accept=accept, draft_max=3)
+    sampling, params = SamplerParams(**PLAIN), SpeculationParams(accept=accept, draft_max=3)
     one, other = (answers(sampling, params, DRAFTS["good"], range(300)) for _ in range(2))
     assert one == other
     assert len(one[0]) > 20

@@ -12,7 +12,7 @@ import engine
 from engine.decode.host_steps import HostSteps
 from engine.decode.request import Request
 from engine.decode.running import Running, follow
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.acceptance import distribution
 from engine.speculative.params import SpeculationParams
 from engine.speculative.speculation import Speculation
@@ -88,7 +88,7 @@ def test_other_ways_to_accept_are_repeatable(llm: engine.LLM, accept: str) -> No
 def test_a_draft_model_of_fewer_tokens() -> None:
     """Its sampler keeps the breakers that it knows, and excludes at the positions of the target's."""
     logits = np.zeros(20, np.float32)
-    params = SamplingParams(
+    params = SamplerParams(
         **PLAIN, dry_multiplier=1.0, dry_breakers=[(3,), (15,), (2, 17)], xtc_probability=0.5, xtc_threshold=0, seed=9
     )
     whole = Sampler(params, 20)
@@ -115,7 +115,7 @@ def probabilities() -> dict[tuple[int, ...], float]:
     """The probability of each answer: at each position a mixture of always and never excluding."""
     share = CHAIN["xtc_probability"]
     struck, spared = (
-        Sampler(SamplingParams(**PLAIN | CHAIN | {"xtc_probability": p, "seed": 1}), N_VOCAB) for p in (1.0, 0.0)
+        Sampler(SamplerParams(**PLAIN | CHAIN | {"xtc_probability": p, "seed": 1}), N_VOCAB) for p in (1.0, 0.0)
     )
 
     def following(answer: tuple[int, ...]) -> np.ndarray:
@@ -135,7 +135,7 @@ def probabilities() -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(("accept", "draft"), [("ratio", "good"), ("ratio", "adversarial"), ("exact", "good")])
 def test_the_distribution_is_that_of_the_target(accept: str, draft: str) -> None:
     params = SpeculationParams(accept=accept)
-    found, kept = chain_answers(SamplingParams(**PLAIN | CHAIN), params, DRAFTS[draft], range(2_000))
+    found, kept = chain_answers(SamplerParams(**PLAIN | CHAIN), params, DRAFTS[draft], range(2_000))
     assert p_value(found, probabilities()) > 1e-4
     assert kept > 100
 
@@ -143,7 +143,7 @@ def test_the_distribution_is_that_of_the_target(accept: str, draft: str) -> None
 @pytest.mark.parametrize("bound", [0.3, 0.6])
 def test_p_min_judges_what_is_left(bound: float) -> None:
     """A draft is kept by its probability among the tokens that XTC has left."""
-    sampler = Sampler(SamplingParams(**PLAIN | CHAIN), N_VOCAB)
+    sampler = Sampler(SamplerParams(**PLAIN | CHAIN), N_VOCAB)
     params = SpeculationParams(accept="p-min", accept_p_min=bound, draft_max=1)
     row, kept = TARGET[PROMPT[-2], PROMPT[-1]], 0
     for seed in range(200):
@@ -166,7 +166,7 @@ def test_p_min_judges_what_is_left(bound: float) -> None:
 
 def test_what_is_drawn_from_depends_on_the_position() -> None:
     """The distribution that ratio and p-min use has the exclusions of the position that the token will have."""
-    sampler = Sampler(SamplingParams(**PLAIN, xtc_probability=0.5, xtc_threshold=0.2, seed=4), 3)
+    sampler = Sampler(SamplerParams(**PLAIN, xtc_probability=0.5, xtc_threshold=0.2, seed=4), 3)
     logits = np.zeros(3, np.float32)
     sizes = [distribution(sampler, logits, [0] * n)[0].size for n in range(50)]
     assert sizes == [sampler.candidates(logits, position=n)[0].size for n in range(50)]

@@ -18,7 +18,7 @@ from engine.decode.running import InFlightRequest, Running, Step, follow
 from engine.errors import UsageError
 from engine.limits import DECODE_ROWS, MOST_DRAFTS
 from engine.models.base import Model
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
 from engine.speculative.speculation import NOTHING, Speculation
@@ -80,7 +80,7 @@ class Reference:
 
 def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Reference:
     """By ``Model.forward``, a row at a time, and ``Sampler.sample``."""
-    sampler = Sampler(SamplingParams(**options), model.config.n_vocab)
+    sampler = Sampler(SamplerParams(**options), model.config.n_vocab)
     model.sequence.truncate(0)
     tokens = list(prompt)
     found = Reference(len(prompt), sampler, tokens, [], [contents(model.cache, 0)])
@@ -389,7 +389,7 @@ def test_how_much_may_be_in_flight() -> None:
     cache = SimpleNamespace(rewind=20)
     draft: Any = SimpleNamespace(name="model", cost=1.0, reads=2, reads_all=True, cache=cache, sampler=lambda own: own)
     steps: Any = SimpleNamespace(rewind=50, drafts_here=lambda draft: True)
-    speculation = Speculation(SpeculationParams(), Sampler(SamplingParams(seed=1), 10), draft, 1.0)
+    speculation = Speculation(SpeculationParams(), Sampler(SamplerParams(seed=1), 10), draft, 1.0)
     assert speculation.rewind(steps) == 19
     draft.cache = None
     assert speculation.rewind(steps) == 50
@@ -399,7 +399,7 @@ def test_how_much_may_be_in_flight() -> None:
 
 def test_the_first_plain_step_is_not_timed() -> None:
     """It also waits for what is made once."""
-    speculation = Speculation(LOOKUP, Sampler(SamplingParams(seed=1), 10), None, 1.0)
+    speculation = Speculation(LOOKUP, Sampler(SamplerParams(seed=1), 10), None, 1.0)
     for seconds in (5.0, 1.0, 2.0):
         speculation.passed(seconds)
     assert (speculation.statistics.plain_n, speculation.statistics.plain_s) == (2, 3.0)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.checks import described
 from engine.decode.generation import request_of
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.aside import aside
@@ -60,7 +60,7 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
     ids = await aside(fields.size, partial(read_prompt, fields, llm))
     n_predict = fields.whole("n_predict", fields.whole("max_tokens", -1, -1), -2)
     top = fields.whole("n_probs", 0, 0, limits.top_logprobs, "--top-logprobs")
-    default = SamplingParams(**llm.sampling)
+    default = SamplerParams(**llm.sampling)
     options: dict[str, Any] = {
         "max_tokens": clamped(None if n_predict < 0 else n_predict, llm, len(ids)),
         "seed": fields.whole("seed", -1, -1, 2**64 - 1),

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from engine.serving.llama_server.shapes import model_of, parameters
 from engine.serving.llama_server.tokens import special_text
 from engine.serving.models import PATIENCE_SECONDS
@@ -16,7 +16,7 @@ async def props(request: Request) -> Response:
     async with State.of(request).models.use(model_of(request), PATIENCE_SECONDS) as served:
         llm = served.llm
         found = {
-            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": parameters(SamplingParams(**llm.sampling))},
+            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": parameters(SamplerParams(**llm.sampling))},
             "total_slots": len(llm.slots),
             "model_alias": served.name,
             "model_path": served.spec.path,

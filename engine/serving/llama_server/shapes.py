@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.sampling.params import SamplingParams
+from engine.sampling.params import SamplerParams
 from engine.serving.errors import Refusal
 
 KINDS = {503: "unavailable_error"}
@@ -31,7 +31,7 @@ def model_of(request: Request) -> str | None:
     return request.query_params.get("model")
 
 
-def parameters(params: SamplingParams) -> Mapping[str, Any]:
+def parameters(params: SamplerParams) -> Mapping[str, Any]:
     """Parameters of sampling in llama-server's words."""
     return {
         "seed": params.seed,

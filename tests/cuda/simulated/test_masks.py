@@ -22,7 +22,7 @@ from engine.errors import NoToken
 from engine.grammar import masks
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.proposal import Proposal
 from engine.text.tokenizer import Tokenizer
 from tests.cuda.simulated.device import SimulatedDevice
@@ -84,7 +84,7 @@ class Masked(Tables):
 
     def sampler(self, i: int) -> Sampler:
         pattern = GRAMMARS[i]
-        params = SamplingParams(**(MASKED if i == 1 else SAMPLERS[i]))
+        params = SamplerParams(**(MASKED if i == 1 else SAMPLERS[i]))
         if pattern is None:
             return Sampler(params, N_VOCAB)
         self.matchers[i] = Matcher(Grammar.regex(pattern), letters(), len(PROMPTS[i]))
@@ -220,7 +220,7 @@ def test_what_a_grammar_permits_is_banned(ops: Any) -> None:
     party.join("b")
     run = party.runs["b"]
     bias = {token: -float("inf") for token in (*range(1, 7), letters().token_id("ab"))}
-    run.sampler = Sampler(SamplingParams(temperature=0, logit_bias=bias), N_VOCAB, run.sampler.matcher)
+    run.sampler = Sampler(SamplerParams(temperature=0, logit_bias=bias), N_VOCAB, run.sampler.matcher)
     party.steps.begin(run)
     party.steps.start([InFlightRequest(run, Proposal())])
     (step,) = party.steps.take()

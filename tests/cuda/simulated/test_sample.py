@@ -22,7 +22,7 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.simulator import run
 from engine.errors import ModelError, UsageError
 from engine.limits import DECODE_ROWS
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from tests.tiers import few
 
 N_CTX = 40
@@ -102,7 +102,7 @@ def logits_of(n: int, seed: int, kind: str = "normal") -> np.ndarray:
     return x.astype(np.float32)
 
 
-def agree(params: SamplingParams, logits: np.ndarray, prompt: list[int], **geometry: Any) -> None:
+def agree(params: SamplerParams, logits: np.ndarray, prompt: list[int], **geometry: Any) -> None:
     assert sample.supported(params)
     sampler = Sampler(params, logits.size)
     expected = sampler.sample(logits, len(prompt), prompt)
@@ -124,13 +124,13 @@ def test_maxima(n: int, groups: int, warps: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_argmax(kind: str) -> None:
     for n in (1, 33, 3000):
-        agree(SamplingParams(temperature=0), logits_of(n, n, kind), [0])
-    agree(SamplingParams(temperature=0), logits_of(1500, 3, kind), [0], groups=64)
+        agree(SamplerParams(temperature=0), logits_of(n, n, kind), [0])
+    agree(SamplerParams(temperature=0), logits_of(1500, 3, kind), [0], groups=64)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_kernels(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_k=7, frequency_penalty=0.5, logit_bias={1: 2.0})
+    params = SamplerParams(temperature=temperature, top_k=7, frequency_penalty=0.5, logit_bias={1: 2.0})
     agree(params, logits_of(1030, 4), [1, 2, 3, 1], simulate_maxima=True)
 
 
@@ -141,12 +141,12 @@ def test_draw(kind: str, n: int, k: int) -> None:
     """k = 3 leaves few candidates, 20 more than a block of 32 can hold; a block of 64 serves k = 40."""
     groups = 32 if k <= 32 else 64
     for seed in range(2):
-        params = SamplingParams(temperature=0.9, top_k=k, top_p=0.97, min_p=0.02, seed=2**64 - 1 - seed)
+        params = SamplerParams(temperature=0.9, top_k=k, top_p=0.97, min_p=0.02, seed=2**64 - 1 - seed)
         agree(params, logits_of(n, 7 * seed + k, kind), list(range(1 + seed)), groups=groups)
 
 
 def test_draw_of_a_whole_block() -> None:
-    params = SamplingParams(temperature=1.5, top_k=256, top_p=0.99, min_p=0.0, seed=1)
+    params = SamplerParams(temperature=1.5, top_k=256, top_p=0.99, min_p=0.0, seed=1)
     agree(params, logits_of(40000, 2), [0], groups=sample.GROUPS)
 
 
@@ -154,7 +154,7 @@ def test_draw_of_a_whole_block() -> None:
 def test_filters(seed: int) -> None:
     """Each on, off and at its edges; large vocabulary of a group: 9 lines, more than a lane loads at once."""
     rng = np.random.default_rng(seed)
-    params = SamplingParams(
+    params = SamplerParams(
         temperature=float(rng.choice([1e-40, 0.3, 1.0, 5.0])),
         top_k=int(rng.integers(1, 33)),
         top_p=float(rng.choice([0.0, 0.5, 0.9, 0.999, 1 - 1e-12, 1.0, 2.0])),
@@ -171,7 +171,7 @@ def test_edit(seed: int) -> None:
     prompt = rng.integers(0, min(n, int(rng.choice([3, 1000]))), N_CTX - 1).tolist()[: int(rng.choice([1, 20, 39]))]
     bias = {int(i): float(rng.normal() * 5) for i in rng.permutation(n)[: int(rng.choice([0, 3, 70]))]}
     bias |= {prompt[-1]: -float("inf")} if seed % 2 else {}
-    params = SamplingParams(
+    params = SamplerParams(
         temperature=float(rng.choice([0.0, 0.8])),
         top_k=4,
         repeat_penalty=float(rng.choice([1.0, 1.3])),
@@ -190,7 +190,7 @@ def test_every_logit_after_edit(threads_seed: int) -> None:
     rng = np.random.default_rng(threads_seed)
     prompt = rng.integers(0, 20, 35).tolist()
     bias = {i: float(rng.normal()) for i in range(0, 40, 2)}
-    params = SamplingParams(repeat_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.1, logit_bias=bias)
+    params = SamplerParams(repeat_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.1, logit_bias=bias)
     sampler, machine, logits = Sampler(params, 50), Machine(prompt), logits_of(50, 1)
     expected = sampler._edit(logits, prompt)
     where = [machine.history, N_CTX, machine.slots, machine.positions, 1]
@@ -203,7 +203,7 @@ def test_every_logit_after_edit(threads_seed: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows(rows: int, temperature: float) -> None:
     """Each row is sampled at its own position and with the history up to it, including drafts."""
-    params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, logit_bias={3: -1.0}, seed=5)
+    params = SamplerParams(temperature=temperature, top_k=12, repeat_penalty=1.5, logit_bias={3: -1.0}, seed=5)
     history, sampler = np.random.default_rng(rows).integers(0, 20, 20 + rows).tolist(), Sampler(params, 130)
     machine = Machine(history[:20], simulate_maxima=rows == 3)
     machine.history[: len(history)] = history
@@ -215,7 +215,7 @@ def test_rows(rows: int, temperature: float) -> None:
 
 def test_rows_beyond_the_context() -> None:
     """Steps that were started past the end read nothing beyond the history."""
-    sampler = Sampler(SamplingParams(temperature=0, presence_penalty=0.5), 40)
+    sampler = Sampler(SamplerParams(temperature=0, presence_penalty=0.5), 40)
     machine = Machine([1] * (N_CTX - 1))
     machine.history[-1] = 2
     assert machine.sample(sampler, *[logits_of(40, 1)] * 4)[1] == sampler.sample(logits_of(40, 1), 40, [*[1] * 39, 2])
@@ -224,7 +224,7 @@ def test_rows_beyond_the_context() -> None:
 @pytest.mark.parametrize("keep_at", [0, 2])
 def test_candidates(keep_at: int) -> None:
     """The candidates of ``Sampler.candidates`` in their order, and their probabilities; the token does not depend on them."""
-    params = SamplingParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01, frequency_penalty=0.1, seed=8)
+    params = SamplerParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01, frequency_penalty=0.1, seed=8)
     sampler, machine, history = Sampler(params, 300), Machine([4, 4, 4, 4]), [4, 4, 4, 4]
     kinds = ["normal", "equal", "ties", "sparse"]
     logits = [logits_of(300, row, kind) for row, kind in enumerate(kinds)]
@@ -244,7 +244,7 @@ def test_candidates(keep_at: int) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e30])
 def test_candidates_at_extreme_temperatures(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_k=256, top_p=1, min_p=0)
+    params = SamplerParams(temperature=temperature, top_k=256, top_p=1, min_p=0)
     sampler, machine = Sampler(params, 900), Machine([4], groups=sample.GROUPS)
     machine.sample(sampler, logits_of(900, 1), keep_at=0)
     ids, values = sampler.candidates(logits_of(900, 1))
@@ -259,7 +259,7 @@ def test_candidates_at_extreme_temperatures(temperature: float) -> None:
 @pytest.mark.parametrize(("value", "code"), [(np.nan, sample.NAN), (np.inf, sample.INFINITE), (-np.inf, sample.BANNED)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_k=5)
+    params = SamplerParams(temperature=temperature, top_k=5)
     logits = np.full(100, -np.inf, np.float32)
     logits[70] = value
     sampler, machine = Sampler(params, 100), Machine([7, 8])
@@ -302,14 +302,14 @@ def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float
     ],
 )
 def test_supported(changes: dict[str, Any], can: bool) -> None:
-    assert sample.supported(SamplingParams(**changes)) == can
+    assert sample.supported(SamplerParams(**changes)) == can
 
 
 def test_a_parameter_that_is_not_listed_is_not_supported() -> None:
     """So a new one is taken into account by the host until there is a kernel for it."""
 
     @dataclass(frozen=True)
-    class Extended(SamplingParams):
+    class Extended(SamplerParams):
         novelty: float = 0.0
 
     assert sample.supported(Extended())
@@ -374,7 +374,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_sequence(device: FakeDevice, temperature: float) -> None:
     """Plain steps that follow each other, past the end of the ring and of the context."""
-    params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
+    params = SamplerParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
     history, sampler = [3] * (N_CTX - 6), Sampler(params, 100)
     state, machine = Machine(history), sample.DeviceSampler(cast(Any, device), 100, N_CTX, SLOTS)
     rows, at = device.rows_of(state), device.add(state.at)
@@ -395,7 +395,7 @@ def test_device_sampler(device: FakeDevice) -> None:
     """Two samplers, one after the other; the host reads results after every third step."""
     n, prompt = 200, [5, 6]
     machine = sample.DeviceSampler(cast(Any, device), n, N_CTX, SLOTS)
-    for params in (SamplingParams(temperature=0), SamplingParams(top_k=9, repeat_penalty=1.8, seed=3)):
+    for params in (SamplerParams(temperature=0), SamplerParams(top_k=9, repeat_penalty=1.8, seed=3)):
         sampler, choice = Sampler(params, n), (params.greedy, sample.edits(params))
         machine.begin(sampler)
         state, history = Machine(prompt), list(prompt)
@@ -414,7 +414,7 @@ def test_device_sampler(device: FakeDevice) -> None:
 @pytest.mark.parametrize(("mode", "temperature"), [("exact", 1.0), ("ratio", 1.0), ("p-min", 1.0), ("ratio", 0.0)])
 def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None:
     """A step of 3 rows with certain drafts, the first of which is what the target chooses, and one that cannot be sampled."""
-    params = SamplingParams(temperature=temperature, top_k=8, seed=11)
+    params = SamplerParams(temperature=temperature, top_k=8, seed=11)
     sampler, machine = Sampler(params, 70), sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
     machine.begin(sampler, mode, p_accept=2.0)
     state, logits = Machine([5]), np.array([logits_of(70, row) for row in range(3)])
@@ -447,7 +447,7 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
 @pytest.mark.parametrize(("mode", "keeps"), [("exact", False), ("ratio", True), ("p-min", False)])
 def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None:
     """Tokens are only found, and candidates stored if their probabilities will be needed."""
-    sampler = Sampler(SamplingParams(top_k=5, seed=2), 70)
+    sampler = Sampler(SamplerParams(top_k=5, seed=2), 70)
     machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
     machine.begin(sampler, mode)
     state, logits = Machine([5, 6]), logits_of(70, 3)
@@ -466,10 +466,10 @@ def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None
 # --- several answers -----------------------------------------------------------------------------------------------
 
 ANSWERS = [
-    SamplingParams(temperature=0.8, top_k=12, seed=5, repeat_penalty=1.5),
-    SamplingParams(temperature=0.0, top_k=9, top_p=0.5, min_p=0.4, seed=6, presence_penalty=0.3),
-    SamplingParams(temperature=1.3, top_k=30, top_p=0.9, seed=2**64 - 1, logit_bias={3: 1.5, 7: -2.0}),
-    SamplingParams(temperature=0.5, top_k=3, min_p=0.1, seed=8),
+    SamplerParams(temperature=0.8, top_k=12, seed=5, repeat_penalty=1.5),
+    SamplerParams(temperature=0.0, top_k=9, top_p=0.5, min_p=0.4, seed=6, presence_penalty=0.3),
+    SamplerParams(temperature=1.3, top_k=30, top_p=0.9, seed=2**64 - 1, logit_bias={3: 1.5, 7: -2.0}),
+    SamplerParams(temperature=0.5, top_k=3, min_p=0.1, seed=8),
 ]
 """Greedy ones, with and without changes of logits, share a launch."""
 

@@ -24,7 +24,7 @@ from engine.cuda.runtime.steps import DeviceSteps
 from engine.decode.host_steps import HostSteps
 from engine.models.base import Model
 from engine.models.delta_net_config import DeltaNetConfig
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative import speculation as drafting
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -272,7 +272,7 @@ class Whole(Party):
     def answer(self, i: int, count: int) -> list[int]:
         """A prompt and its answer on the CPU."""
         self.read(self.cpu, self.cpu.sequence, PROMPTS[i][:-1])
-        request = Request(PROMPTS[i], Sampler(SamplingParams(**SAMPLERS[i]), 289), count)
+        request = Request(PROMPTS[i], Sampler(SamplerParams(**SAMPLERS[i]), 289), count)
         running = Running(request, self.cpu.sequence, HostSteps(self.cpu))
         return [*PROMPTS[i], *(token for token, _ in follow(running))]
 

@@ -25,7 +25,7 @@ from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, follow, launch
 from engine.gguf.quants import FORMATS
 from engine.ops.weight import Weight
-from engine.sampling.sampler import Sampler, SamplingParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
@@ -135,7 +135,7 @@ class Party:
 
     def sampler(self, i: int) -> Sampler:
         """That of an answer."""
-        return Sampler(SamplingParams(**SAMPLERS[i]), self.n_vocab)
+        return Sampler(SamplerParams(**SAMPLERS[i]), self.n_vocab)
 
     def hold(self, sequence: TokenSequence, tokens: list[int]) -> None:
         """Make a sequence hold exactly ``tokens``."""
@@ -414,7 +414,7 @@ def test_pages_for_all_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None
     batch = []
     for slot, count in ((1, 3), (2, 0)):
         model.hold(slot, [1] * 62)
-        run: Any = SimpleNamespace(sequence=model.sequences[slot], sampler=Sampler(SamplingParams(), N_VOCAB))
+        run: Any = SimpleNamespace(sequence=model.sequences[slot], sampler=Sampler(SamplerParams(), N_VOCAB))
         run.known, run.params = [1] * 63, SpeculationParams()
         batch.append(InFlightRequest(run, Proposal(device_draft=draft, count=3) if count else Proposal()))
         steps.begin(run)
