@@ -61,7 +61,7 @@ class Words:
     def _part(self, part: str) -> str:
         """A word with the white space after it, or white space at the beginning of a line."""
         word = part.rstrip()
-        inside, self._inside = self._inside, self._inside and part == word
+        inside, self._inside = self._inside, False
         if self._begins and word:
             self._begin(word)
         # The white space after a word may stand beyond the end of a line, where it is left out.
