@@ -893,17 +893,28 @@ def in_threads(*tasks: Callable[[], object]) -> None:
 PROMPTS = [PROMPT, OTHER, "import os\n", "for i in range("]
 
 
-def test_answers_of_threads_are_those_of_one_thread(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS]
-    llm.reset()
+def rows_of_passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of the passes that a model runs from now on."""
     rows: list[int] = []
-    split = llm.model.split
+    split, step = llm.model.split, llm.model.step
 
-    def counted(tokens: np.ndarray, *given: Any) -> Any:
+    def counted_split(tokens: np.ndarray, *given: Any) -> Any:
         rows.append(tokens.size)
         return split(tokens, *given)
 
-    monkeypatch.setattr(llm.model, "split", counted)
+    def counted_step(parts: Any) -> Any:
+        rows.append(sum(len(tokens) for _, tokens in parts))
+        return step(parts)
+
+    monkeypatch.setattr(llm.model, "split", counted_split)
+    monkeypatch.setattr(llm.model, "step", counted_step)
+    return rows
+
+
+def test_answers_of_threads_are_those_of_one_thread(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS]
+    llm.reset()
+    rows = rows_of_passes(llm, monkeypatch)
     answers: list[engine.Generation] = []
     found: dict[int, list[list[int]]] = {i: [] for i in range(len(PROMPTS))}
 
@@ -1003,14 +1014,7 @@ def test_an_answer_that_waits_is_read_again_only_when_it_is_continued(monkeypatc
         long: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
         whole = llm.complete(PROMPT, **long)
         waiting = begin(llm.generate(PROMPT, **long))
-        rows: list[int] = []
-        split = llm.model.split
-
-        def counted(tokens: np.ndarray, *given: Any) -> Any:
-            rows.append(tokens.size)
-            return split(tokens, *given)
-
-        monkeypatch.setattr(llm.model, "split", counted)
+        rows = rows_of_passes(llm, monkeypatch)
         answers = [llm.complete(prompt, **SEEDED) for prompt in PROMPTS[1:]]
         assert [answer.ids for answer in answers] == expected
         # Besides, tokens of the answer that waits were computed ahead, before it gave its slot back.

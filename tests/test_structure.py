@@ -115,7 +115,7 @@ def test_only_commands_know_the_command_line() -> None:
 def test_what_keeps_memory_does_not_know_of_drafting() -> None:
     graph = {name: imports(name) for name in MODULES if name != API}
     seen: set[str] = set()
-    waiting = [name for name in graph if name.startswith("engine.cache")]
+    waiting = [name for name in graph if name.startswith("engine.cache.")]
     while waiting:
         name = waiting.pop()
         if name not in seen:

@@ -139,14 +139,14 @@ def test_the_draft_model_has_the_salts_of_the_target(tmp_path: Path, alone: bool
         draft: Any = llm.draft.llm
         draft.can_sample = lambda sampler: alone
         ids = np.random.default_rng(2).integers(0, llm.config.n_vocab, 150).tolist()
-        forward, n_read = draft._forward, 0
+        split, n_read = draft.model.split, 0
 
-        def counted(slot: Slot, tokens: np.ndarray, *given: Any) -> Any:
+        def counted(tokens: np.ndarray, *given: Any) -> Any:
             nonlocal n_read
             n_read += tokens.size
-            return forward(slot, tokens, *given)
+            return split(tokens, *given)
 
-        draft._forward = counted
+        draft.model.split = counted
         options: dict[str, Any] = {"max_tokens": 12, "seed": 1, "ignore_eos": True}
         options["speculation"] = SpeculationParams(draft_max=3)
         answers = []

@@ -219,8 +219,8 @@ class Damage:
         self._kernel, self._when, self._output, self._at, self._bits = kernel, when, output, at, bits
         record = ops.recorder.record
 
-        def remembering(forward: Callable[[], Any], wide: bool = False) -> Any:
-            plan = record(forward, wide)
+        def remembering(forward: Callable[[], Any], *role: Any) -> Any:
+            plan = record(forward, *role)
             # The arguments are also kept, so that no other tuple gets their identity.
             self._outputs |= {id(launch.arguments): (launch.arguments, launch.outputs) for launch in plan.launches}
             return plan
