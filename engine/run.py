@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if name is None and (args.cnv or prompt is None):
             name = conversation_model(report)
         path = resolve(name, report.progress)
-        drafts = args.draft_model and not args.no_spec
-        draft_model = resolve(args.draft_model, report.progress) if drafts else None
+        draft_model = None if args.no_spec else args.draft_model or None
         opened = open_model(args, path, options, report, draft_model=draft_model)
         if prompt is None or args.cnv:
             from engine.cli.chat import chat  # here: a single answer needs none of it

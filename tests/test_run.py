@@ -383,6 +383,8 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "--cnv", "--logprobs", "2"], "--logprobs is for one answer"),
         (["-p", "x", "-n", "9" * 400], "-n must be a number of fewer digits"),
         (["-p", "x", "-ngl", "3"], "would divide the 6 layers"),
+        # Before a draft model is looked for, which may be a download.
+        (["-p", "x", "-ngl", "3", "-md", "no-such-model"], "would divide the 6 layers"),
         ([], "there is no prompt"),
         (["-p", "-"], "there is no prompt"),
         (["--single-turn"], "there is no prompt"),

@@ -227,7 +227,7 @@ def _model(session: Session, argument: str) -> None:
 
 
 def _about(model: Model) -> str:
-    return f"{model.description}" + ("" if is_present(model) else f", a download of {model.n_bytes / 1e6:.0f} MB")
+    return model.description + ("" if is_present(model) else f", a download of {model.n_bytes / 1e6:.0f} MB")
 
 
 def _show(session: Session, argument: str) -> None:

@@ -12,6 +12,7 @@ from engine.cli.sampling import given, origins, with_file
 from engine.cli.shared import check_gpu_layers
 from engine.devices import why_no_gpu
 from engine.errors import UsageError
+from engine.hub.resolve import resolve
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -46,19 +47,22 @@ def open_model(
     options: Mapping[str, Any],
     report: Report,
     *,
-    draft_model: Path | None = None,
+    draft_model: str | None = None,
     other: bool = False,
 ) -> Opened:
     """Opens the model at ``path`` as the flags say, compiles its kernels, and reports what was opened; raises EngineError.
 
     options: the keyword arguments of ``LLM.generate`` that the flags set; those that no flag sets may come from the file.
+    draft_model: what the user calls the draft model; it is fetched if necessary, after the flags have been checked.
     other: the flags were given for another model, so their chat template is used only if this one has none.
     """
     import engine
 
     check_gpu_layers(args, path)
     # A device of drafts says nothing if there is no draft model.
-    drafts = {"draft_model": draft_model} | ({"device_draft": None} if draft_model is None else {})
+    drafts: dict[str, Any] = {"draft_model": None, "device_draft": None}
+    if draft_model is not None:
+        drafts = {"draft_model": resolve(draft_model, report.progress)}
     llm = engine.load(path, **load_options(args) | drafts, progress=report.progress)
     try:
         report.started(llm)
