@@ -516,7 +516,7 @@ FAULTS = (
         "return length % paging.span == 0 or not self._cache.pools[paging].shared(held[length // paging.span])",
         "return True",
         "an answer writes into a page that another one reads: the other goes on from tokens that are not its own",
-        ("tests/models/test_company.py::test_shared_pages_are_not_written_to",),
+        ("tests/models/test_mixed_passes.py::test_shared_pages_are_not_written_to",),
     ),
     Fault(
         "what another user has read",
@@ -534,7 +534,7 @@ FAULTS = (
         "slots += [sequence.slot] * count",
         "slots += [0] * count",
         "users whose answers are computed together get each other's texts, depending on who asked first",
-        ("tests/models/test_company.py -k windows",),
+        ("tests/models/test_mixed_passes.py -k windows",),
     ),
     Fault(
         "a page too few",
@@ -767,10 +767,10 @@ FAULTS = (
         "DRY, XTC and logits processors have no effect on a GPU",
         ("tests/cuda/simulated/test_sample.py::test_supported",),
     ),
-    # --- company -------------------------------------------------------------------------------------------------
+    # --- batching ------------------------------------------------------------------------------------------------
     Fault(
         "steps in the memory of a prompt",
-        "company",
+        "batching",
         "engine/cuda/runtime/recorder.py",
         "self._pool = self._pools[role]",
         "self._pool = self._pools[Role.DECODE]",
@@ -779,7 +779,7 @@ FAULTS = (
     ),
     Fault(
         "a pass that begins in the memory of another",
-        "company",
+        "batching",
         "engine/cuda/backend.py",
         "            self._split.finish()\n",
         "            self._split = None\n",
@@ -788,7 +788,7 @@ FAULTS = (
     ),
     Fault(
         "logits that are read after the next step",
-        "company",
+        "batching",
         "engine/decode/prefill_queue.py",
         "current.n_logits and self._beside and current.pieces > 1",
         "current.n_logits and self._beside",
@@ -797,16 +797,16 @@ FAULTS = (
     ),
     Fault(
         "a request that gives way and goes on reading",
-        "company",
+        "batching",
         "engine/decode/running_batch.py",
         "            state.cancel()\n",
         "            pass\n",
         "the rest of a part of its prompt is written to pages that others have by then",
-        ("tests/decode/test_company.py::test_a_part_of_a_prompt_is_left_in_the_middle",),
+        ("tests/decode/test_running_batch.py::test_a_part_of_a_prompt_is_left_in_the_middle",),
     ),
     Fault(
         "an order that is carried out at once",
-        "company",
+        "batching",
         "engine/decode/core.py",
         "        self._orders.give(order, request)\n",
         "        self._orders.give(order, request)\n        self._obey()\n",
@@ -815,7 +815,7 @@ FAULTS = (
     ),
     Fault(
         "a paused answer that keeps its slot",
-        "company",
+        "batching",
         "engine/decode/preemption.py",
         "return [request for request in requests if request.paused]",
         "return []",
@@ -824,7 +824,7 @@ FAULTS = (
     ),
     Fault(
         "who comes back is the last one",
-        "company",
+        "batching",
         "engine/decode/waiting_queue.py",
         "self.requests.insert(at, request)",
         "self.requests.append(request)",
@@ -833,7 +833,7 @@ FAULTS = (
     ),
     Fault(
         "results of a pass that has failed",
-        "company",
+        "batching",
         "engine/decode/core.py",
         "        self.scheduler.drop()\n",
         "",
@@ -842,7 +842,7 @@ FAULTS = (
     ),
     Fault(
         "an error that is held against all",
-        "company",
+        "batching",
         "engine/decode/core.py",
         "requests, error = list(error.requests), error.error",
         "error = error.error",
@@ -851,7 +851,7 @@ FAULTS = (
     ),
     Fault(
         "steps in flight after an error",
-        "company",
+        "batching",
         "engine/cuda/runtime/steps.py",
         "        while self._in_flight:\n            for running, _ in self._in_flight[0].requests:\n",
         "        while False:\n            for running, _ in self._in_flight[0].requests:\n",
@@ -860,7 +860,7 @@ FAULTS = (
     ),
     Fault(
         "a mask whose words are read from the other end",
-        "company",
+        "batching",
         "engine/cuda/permit.py",
         "(bits[i >> 5] >> (i & 31)) & 1 == 0",
         "(bits[i >> 5] >> (31 - (i & 31))) & 1 == 0",

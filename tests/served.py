@@ -1,4 +1,4 @@
-"""The same requests to servers, in different company: each must get the same answer.
+"""The same requests to servers, alone and at the same time: each must get the same answer.
 
 ``python -m tests.served MODEL -n 64 --device cuda`` sends random requests one after another, all at once, in reverse order,
 after a restart, and to a server that drafts, and compares texts, calls and log-probabilities, which CI does only on a CPU.
@@ -108,7 +108,7 @@ def answer(url: str, body: dict[str, Any]) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print how many answers differ in each company; exit status 1 if any does."""
+    """Print how many answers differ of each run; exit status 1 if any does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("-n", type=int, default=64, help="the number of requests")

@@ -997,10 +997,10 @@ def test_an_answer_is_collected_in_the_middle_of_a_pass(monkeypatch: pytest.Monk
         def collecting(parts: Any) -> Any:
             nonlocal abandoned, collected
             if not collected:
-                collected, company = True, llm.core.n_active
+                collected, active = True, llm.core.n_active
                 del abandoned
                 gc.collect()
-                assert watched() is None and llm.core.n_active == company == 2
+                assert watched() is None and llm.core.n_active == active == 2
             return step(parts)
 
         monkeypatch.setattr(llm.model, "step", collecting)

@@ -296,10 +296,10 @@ def test_every_term_of_the_glossary_is_used() -> None:
 
 def test_terms_that_are_not_used_are_found() -> None:
     glossary = (
-        "# G\n\n```{glossary}\npage table\n  An array.\n\nrunning batch\n  Rows.\n\ncompany\nslot\n  A place.\n```\n"
+        "# G\n\n```{glossary}\npage table\n  An array.\n\nrunning batch\n  Rows.\n\nring\nslot\n  A place.\n```\n"
     )
-    source = "class RunningBatch:\n    page_tables = accompany = 0  # its slots"
-    assert unused(terms(glossary), [source]) == ["company"]
+    source = "class RunningBatch:\n    page_tables = string = 0  # its slots"
+    assert unused(terms(glossary), [source]) == ["ring"]
 
 
 # --- examples --------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ LAST = 9
 
 
 @pytest.fixture(autouse=True)
-def _company(request: pytest.FixtureRequest) -> Iterator[None]:
+def _exclusive(request: pytest.FixtureRequest) -> Iterator[None]:
     """On a GPU, make a test that is marked ``alone`` wait for all running tests, and the others wait for it."""
     if not Tier.gpu:
         yield

@@ -22,7 +22,7 @@ from engine.decode.running_batch import RunningBatch
 from engine.decode.scheduler import Scheduler
 from engine.decode.waiting_queue import WaitingQueue
 from engine.synthetic.model import make_model
-from tests.company import Ask, asks
+from tests.batching import Ask, asks
 from tests.tiers import amount, few
 
 COUNT = 40

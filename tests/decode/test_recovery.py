@@ -25,7 +25,7 @@ from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
 from engine.sampling.sampler import Sampler
 from engine.synthetic.model import make_model
-from tests.company import Ask, asks
+from tests.batching import Ask, asks
 from tests.tiers import amount, few
 
 pytestmark = pytest.mark.recovers

@@ -1,4 +1,4 @@
-"""Answers with a grammar: they follow it, and are the same with drafts, in company, and after an interruption."""
+"""Answers with a grammar: they follow it, and are the same with drafts, in a batch, and after preemption."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from engine import Grammar, SpeculationParams
 from engine.decode.request import Request
 from engine.errors import UsageError
 from engine.speculative.draft_model import DraftModel
-from tests.company import Ask, alone, differing, together
+from tests.batching import Ask, alone, differing, together
 
 pytest.importorskip("llguidance", reason="grammars need the extra serve")
 
@@ -135,8 +135,8 @@ def test_lookup_repeats_only_what_is_permitted(llm: engine.LLM, eager: None) -> 
     assert found.speculation is not None and found.speculation.drafted == found.speculation.accepted > 0
 
 
-def test_company_and_preemption_do_not_show(drafting: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grammars in company of other grammars and of none, with too few slots for all."""
+def test_batching_and_preemption_do_not_show(drafting: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with different grammars and with none, with too few slots for all."""
     wanted: list[Ask] = []
     preempted: list[Request] = []
     preempt = drafting.core.scheduler.preemption.preempt

@@ -1,4 +1,4 @@
-"""Answers that follow a schema, over HTTP: the same with drafts and without, in company."""
+"""Answers that follow a schema, over HTTP: the same with drafts and without, alone and at the same time."""
 
 import json
 import threading

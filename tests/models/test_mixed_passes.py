@@ -138,7 +138,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]
     texts = [rng.integers(0, n_vocab - 3, BEGUN[i] + kept[i] + LATER).astype(np.int32) for i in range(3)]
 
-    # In company: each begins alone, and the others find everything as they left it.
+    # Together: each begins alone, and the others find everything as they left it.
     found: list[list[np.ndarray]] = [[read(model, model.sequences[i], texts[i][: BEGUN[i]])] for i in range(3)]
     for rows in PASSES:
         assert sum(map(sum, rows.values())) <= DECODE_ROWS

@@ -14,7 +14,7 @@ from engine.decode.request import Request
 from engine.errors import ContextError, UsageError
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.synthetic.model import make_model
-from tests.company import alone, asks, differing, together
+from tests.batching import alone, asks, differing, together
 from tests.tiers import amount, few
 
 KINDS = {

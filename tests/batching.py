@@ -1,6 +1,6 @@
 """Many requests at once, with everything that may happen to them: each must get the answer that it gets alone.
 
-``python -m tests.company MODEL ...`` compares a GPU with itself and with the CPU, which CI cannot.
+``python -m tests.batching MODEL ...`` compares a GPU with itself and with the CPU, which CI cannot.
 """
 
 import argparse
