@@ -20,7 +20,7 @@ from engine.forks import renew_in_children
 from engine.limits import MOST_LOGITS
 from engine.locking import IN_USE, Lock, in_turn
 from engine.models.base import Model
-from engine.models.needs import slot_bytes, snapshot_bytes
+from engine.models.needs import recurrent_bytes, snapshot_bytes
 from engine.sampling.finite import check_rows
 from engine.text.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ class CachedModel:
         self.n_ctx = model.cache.n_ctx
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
         #: Bytes of a segment of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
-        self.recurrent_bytes = slot_bytes(self.config)
+        self.recurrent_bytes = recurrent_bytes(self.config)
         #: Bytes of a snapshot; 0 if the model needs none.
         self.snapshot_bytes = snapshot_bytes(self.config)
         #: Snapshots after whole pages of texts that were read, if the model needs them.

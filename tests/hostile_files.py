@@ -19,7 +19,7 @@ from engine.devices import open_device
 from engine.errors import EngineError
 from engine.gguf.file import GGUF, read_gguf
 from engine.gguf.header import MetadataValue
-from engine.models.needs import context_bytes, slot_bytes
+from engine.models.needs import context_bytes, recurrent_bytes
 from engine.models.registry import build, read_config
 from engine.models.traffic import weight_bytes_per_token
 from engine.text.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def _ops() -> Any:
 def loaded(gguf: GGUF, tokenizer: bool = True) -> None:
     """Build the model, as ``engine.load`` does.  Raises EngineError."""
     config = read_config(gguf)
-    slot_bytes(config)
+    recurrent_bytes(config)
     context_bytes(config, _ops(), F16, N_CTX, 16, 1, 1, N_CTX)
     build(config, gguf, _ops(), N_CTX)
     weight_bytes_per_token(gguf)

@@ -151,8 +151,8 @@ class CompressedCacheSpec(CacheSpec):
         return sum(4 * positions * 2 * self.overlap * width for width in self._widths)
 
     @property
-    def slot_bytes(self) -> int:
-        """The memory of a snapshot in bytes, with latents in float16."""
+    def snapshot_bytes(self) -> int:
+        """The bytes that the layer adds to a snapshot, with latents in float16."""
         return 2 * (self.window - 1) * self.d + self._block_bytes(self.back)
 
     def refusal(self, types: Types, architecture: str) -> str:

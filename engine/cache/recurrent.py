@@ -5,7 +5,8 @@ each token what it adds to the state (``engine/cpu/delta_net.py``).  A pass that
 state at the segment's beginning and the tokens of the segment before the pass.  So rolling tokens back means only to continue
 from an earlier position: what was stored for later positions is overwritten before it is read.
 
-A slot holds a segment: the state at its beginning and 16 rows of each list.  Segment n is in slot n % slots.
+Rings hold the latest segments: of each the state at its beginning and 16 rows of each list.  Segment n is at index
+n % segments.
 
 The convolution before the state looks a few positions back; its inputs are also in a ring by position.  The ring has room
 for a step of an answer and the positions that it looks back at: a longer pass has its own inputs, and stores the last ones.
@@ -33,10 +34,10 @@ class RecurrentCache(LayerMemory[A]):
     """The memory of a recurrent layer, for each of some sequences.
 
     conv: float32 [sequences, length, n_channels], the inputs of position p in row p % length; states: float32 [sequences,
-    slots, n_v, d, d], the state before position 16 n in slot n % slots (that before position 0 is zero and is not stored).
-    What position p adds to the state is in row p % (16 slots) of three lists: keys float32 [sequences, 16 slots, n_k, d],
-    normalized; deltas float32 [sequences, 16 slots, n_v, d]; decays float32 [sequences, 16 slots, n_v].  n_conv: the taps of
-    the convolution, each of which reads one position.
+    segments, n_v, d, d], the state before position 16 n at index n % segments (that before position 0 is zero and is not
+    stored).  What position p adds to the state is in row p % (16 segments) of three lists: keys float32 [sequences, 16
+    segments, n_k, d], normalized; deltas float32 [sequences, 16 segments, n_v, d]; decays float32 [sequences, 16 segments,
+    n_v].  n_conv: the taps of the convolution, each of which reads one position.
     """
 
     conv: A
@@ -112,8 +113,8 @@ class RecurrentCacheSpec(CacheSpec):
     decode_rows: int = DECODE_ROWS
 
     @property
-    def slots(self) -> int:
-        """The number of segments: that of the last token to be rolled back, and those that may follow it."""
+    def segments(self) -> int:
+        """The number of segments in the rings: that of the last token to be rolled back, and those that may follow it."""
         return 1 + -(-max(self.rewind, 1) // SEGMENT)
 
     def length(self, max_rows: int) -> int:
@@ -121,23 +122,28 @@ class RecurrentCacheSpec(CacheSpec):
         return max(min(max_rows, self.decode_rows), self.rewind) + self.n_conv - 1
 
     @property
-    def slot_bytes(self) -> int:
-        """The memory of a slot in bytes: a state and the lists of a segment."""
+    def segment_bytes(self) -> int:
+        """The memory of a segment in bytes: a state and 16 rows of each list."""
         return 4 * (self.n_v * self.d * self.d + SEGMENT * (self.n_k * self.d + self.n_v * self.d + self.n_v))
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The bytes that a segment adds to a snapshot."""
+        return self.segment_bytes
 
     def ring_bytes(self, max_rows: int) -> int:
         """The memory of the layer in bytes for one sequence; it does not grow with the context."""
-        return 4 * self.length(max_rows) * self.n_channels + self.slots * self.slot_bytes
+        return 4 * self.length(max_rows) * self.n_channels + self.segments * self.segment_bytes
 
     def rings(self, max_rows: int) -> list[Ring]:
         """A pass needs its segment, which may begin 15 positions before it, and n_conv - 1 inputs.  Segments are overwritten
-        as a whole: after ``end`` positions, segment end // 16 and the ``slots`` - 1 before it are still there."""
-        return [Ring(SEGMENT - 1, SEGMENT * self.slots - 1), Ring(self.n_conv - 1, self.length(max_rows))]
+        as a whole: after ``end`` positions, segment end // 16 and the ``segments`` - 1 before it are still there."""
+        return [Ring(SEGMENT - 1, SEGMENT * self.segments - 1), Ring(self.n_conv - 1, self.length(max_rows))]
 
     def allocate(self, memory: PagedMemory, types: Types) -> RecurrentCache[Any]:
         """Allocate the rings."""
-        n, tokens, n_v, d = memory.n_sequences, SEGMENT * self.slots, self.n_v, self.d
-        shapes = [(n, self.length(memory.max_rows), self.n_channels), (n, self.slots, n_v, d, d)]
+        n, tokens, n_v, d = memory.n_sequences, SEGMENT * self.segments, self.n_v, self.d
+        shapes = [(n, self.length(memory.max_rows), self.n_channels), (n, self.segments, n_v, d, d)]
         shapes += [(n, tokens, self.n_k, d), (n, tokens, n_v, d), (n, tokens, n_v)]
         conv, states, keys, deltas, decays = (memory.zeros(shape, np.float32) for shape in shapes)
         return RecurrentCache(conv, states, keys, deltas, decays, self.n_conv)

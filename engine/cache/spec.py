@@ -116,12 +116,12 @@ class CacheSpec(ABC):
         return []
 
     @property
-    def slots(self) -> int:
-        """The number of states that it keeps to roll tokens back; 0 if it has no states."""
+    def segments(self) -> int:
+        """The number of segments whose states it keeps to roll tokens back; 0 if it has no states."""
         return 0
 
     @property
-    def slot_bytes(self) -> int:
+    def snapshot_bytes(self) -> int:
         """The bytes that the layer adds to a snapshot of a sequence, with latents in float16."""
         return 0
 

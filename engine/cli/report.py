@@ -217,11 +217,11 @@ class Report:
         if not llm.n_threads:
             where = llm.model.ops.label
         self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
-        if llm.recurrent_bytes and not llm.model.slots:
+        if llm.recurrent_bytes and not llm.model.segments:
             self.line(f"up to {_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages")
         elif llm.recurrent_bytes:
             self.line(
-                f"recurrent states {llm.model.slots} x {_bytes(llm.recurrent_bytes)} to roll tokens back, and up to "
+                f"recurrent states {llm.model.segments} x {_bytes(llm.recurrent_bytes)} to roll tokens back, and up to "
                 f"{_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages"
             )
         if llm.draft is not None and llm.draft.name == "mtp":

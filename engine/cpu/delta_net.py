@@ -15,10 +15,10 @@ Formula, for the token at position p, with x_p the channels (q, k, v) before the
     since.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv];
     sequences, positions int32 [rows]: the sequence of each row, and its position there; out float32 [rows, n_v d].  d is a
-    multiple of 32.  The memory has a part for each sequence: ring float32 [sequences, length, C], x of position p in row p %
-    length; states float32 [sequences, slots, n_v, d, d], slots >= 2, S of segment n in slot n % slots; keys float32
-    [sequences, 16 slots, n_k, d], deltas float32 [sequences, 16 slots, n_v, d], decays float32 [sequences, 16 slots, n_v]:
-    k, u and e of position p in row p % (16 slots).
+    multiple of 32.  The memory has a part for each sequence: ring float32 [sequences, length, C], x of position p in row p
+    % length; states float32 [sequences, segments, n_v, d, d], segments >= 2, S of segment n at index n % segments; keys
+    float32 [sequences, 16 segments, n_k, d], deltas float32 [sequences, 16 segments, n_v, d], decays float32 [sequences, 16
+    segments, n_v]: k, u and e of position p in row p % (16 segments).
 Runs: consecutive rows of one sequence at consecutive positions are a run.  It sees what earlier passes have stored for its
     sequence and its own rows, nothing else.  Rows may be repeated, if the first one stays where it is: copies of the last
     row of a run may follow it, and a run of at most 16 rows may begin again elsewhere.  Copies store the same bits in the
@@ -236,7 +236,7 @@ def delta_rule(
     n_v], of which column beta_at + h belongs to head h; a, dt [n_v].  ``keys`` is only read: see ``keep_keys``.
     """
     rows, n_v, d = out.shape
-    share, slots, length = n_v // n_k, states.shape[1], keys.shape[1]
+    share, segments, length = n_v // n_k, states.shape[1], keys.shape[1]
     k, e = np.empty((SEGMENT, d), np.float32), np.empty(SEGMENT, np.float32)
     side, sums = np.zeros((d, 2 * SEGMENT), np.float32), np.empty((DOT_CHAINS // 4, 2 * SEGMENT), np.float32)
     chains = np.empty((2, DOT_CHAINS), np.float32)
@@ -289,7 +289,7 @@ def delta_rule(
                 for i in range(at, end):
                     e[i] = decay_of(a[h], alpha[before + i, h] + dt[h])
                     own_decays[base + i, h] = e[i]
-                state = own_states[n % slots, h]
+                state = own_states[n % segments, h]
                 if n == 0:
                     state[:] = f32(0.0)
                 if wide:
@@ -303,7 +303,7 @@ def delta_rule(
                     v, rate = y[row, v_at : v_at + d], sigmoid(beta[row, beta_at + h])
                     token(t, of_state, weights, decayed, own_deltas, base, h, v, rate, x, out[row, h])
                 if end == SEGMENT:
-                    new = own_states[(n + 1) % slots, h]
+                    new = own_states[(n + 1) % segments, h]
                     next_state(state, k, own_deltas, base, h, left, decayed[SEGMENT - 1], parts, new)
             begin += end - at
         item = stop

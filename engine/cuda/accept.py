@@ -8,8 +8,8 @@ Formula: ``engine/cpu/accept.py``.  A step has up to 16 rows, those of one or mo
 Shapes: found, tokens, positions, sequences int32 [16], by row; sequences: the *slot* of a row's answer, the place of what is
     kept from step to step.  starts int32 [17].  By slot: history int32 [slots, n_ctx], token by position; at int32 [slots],
     the position of the last sampled token; step int32 [slots], the number of steps that have ended; params,
-    :data:`PARAMS_WORDS` words each, the seed (low, high), then the float32 p_accept; ring int32 [slots][ring_slots][32],
-    ring_slots a power of two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 .. of a part are a step's
+    :data:`PARAMS_WORDS` words each, the seed (low, high), then the float32 p_accept; ring int32 [slots][ring_steps][32],
+    ring_steps a power of two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 .. of a part are a step's
     tokens, word 0 their number, or :data:`EMPTY` before that.  Lists: ids int32 and probabilities float32 [16][256], counts
     int32 [16]; row i of the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
 Who owns what: a block per entry, which writes only the entry's rows and its slot.  Exact acceptance: one warp, lane i owns
@@ -53,7 +53,7 @@ I = np.int32  # noqa: E741
 
 MOST_K = 256
 """Entries of the longest list of candidates, and the number of threads that examine one."""
-SLOT = 32
+RESULT_WORDS = 32
 """Words of a step's part of a ring."""
 EMPTY = -(2**31)
 """Word 0 of a part that has not been written."""
@@ -93,7 +93,7 @@ def first_refused(stays):
 
 
 @device
-def end_step(mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, ring, pairs, ring_slots, step):
+def end_step(mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, ring, pairs, ring_steps, step):
     """Commit the step of an entry whose tokens are the ``mine`` of lanes 0 .. n and whose next one has ``own`` rows at most.
     One warp calls it, when no thread reads the inputs any more.  All pointers are to the entry's own part.
 
@@ -101,7 +101,7 @@ def end_step(mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, 
     end of the context, so that steps started beyond it stay inside the cache.
     """
     lane = I(cuda.threadIdx.x)
-    part = I(done & (ring_slots - 1))
+    part = I(done & (ring_steps - 1))
     at = I(p + 1 + lane)
     if lane <= n:
         token = max(mine, I(0))
@@ -110,14 +110,14 @@ def end_step(mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, 
         if lane == n:
             tokens[0] = token
         if lane > 0:
-            ring[part * SLOT + 1 + lane] = mine
+            ring[part * RESULT_WORDS + 1 + lane] = mine
     if lane < own and p + 1 + n < n_ctx:
         positions[lane] = I(at + n)
     if n > 0:
         cuda.threadfence_system()
         cuda.syncwarp()
     if lane == 0:
-        pairs[part * (SLOT // 2)] = u64(u32(n + 1)) | (u64(u32(mine)) << u64(32))
+        pairs[part * (RESULT_WORDS // 2)] = u64(u32(n + 1)) | (u64(u32(mine)) << u64(32))
         step[0] = I(done + 1)
         if p + 1 + n < n_ctx:
             at_slot[0] = I(p + 1 + n)
@@ -155,7 +155,7 @@ def _accept_exact() -> DeviceFunction:
         certain,
         ring,
         pairs,
-        ring_slots,
+        ring_steps,
         step,
         params,
         ids,
@@ -194,9 +194,9 @@ def _accept_exact() -> DeviceFunction:
             advance(positions, start),
             advance(history, I(slot * n_ctx)),
             advance(certain, slot),
-            advance(ring, I(slot * ring_slots * SLOT)),
-            advance(pairs, I(slot * ring_slots * (SLOT // 2))),
-            ring_slots,
+            advance(ring, I(slot * ring_steps * RESULT_WORDS)),
+            advance(pairs, I(slot * ring_steps * (RESULT_WORDS // 2))),
+            ring_steps,
             advance(step, slot),
         )
 
@@ -219,7 +219,7 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
         certain,
         ring,
         pairs,
-        ring_slots,
+        ring_steps,
         step,
         params,
         ids,
@@ -344,9 +344,9 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
                 advance(positions, start),
                 advance(history, I(slot * n_ctx)),
                 advance(certain, slot),
-                advance(ring, I(slot * ring_slots * SLOT)),
-                advance(pairs, I(slot * ring_slots * (SLOT // 2))),
-                ring_slots,
+                advance(ring, I(slot * ring_steps * RESULT_WORDS)),
+                advance(pairs, I(slot * ring_steps * (RESULT_WORDS // 2))),
+                ring_steps,
                 advance(step, slot),
             )
 

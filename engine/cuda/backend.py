@@ -151,8 +151,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         return self._memory.free(weights)
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        slots = attention.slots(n_ctx, 0)
-        return 4 * sum(attention.scratch(NARROW_ROWS, n_head, d_v, slots))
+        partials = attention.partials(n_ctx, 0)
+        return 4 * sum(attention.scratch(NARROW_ROWS, n_head, d_v, partials))
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
         return self.scratch_bytes(n_head, rank, n_ctx)
@@ -524,7 +524,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         batch: Batch[Tensor],
     ) -> Tensor:
         rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
-        length, slots, sequences = memory.conv.shape[1], memory.states.shape[1], self.recorder.slots_of(batch)
+        length, segments, sequences = memory.conv.shape[1], memory.states.shape[1], self.recorder.slots_of(batch)
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self.recorder.empty((rows, net.n_v * d))
         vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
@@ -536,16 +536,28 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             records = self.recorder.empty((net.n_v, padded // SEGMENT, wide_delta_net.RECORD))
             given_lists = memory.keys, memory.decays
             arguments: tuple[Argument, ...]
-            arguments = (*given, net.n_v, rows, padded, length, slots, memory.conv, *given_lists, y, shares)
+            arguments = (*given, net.n_v, rows, padded, length, segments, memory.conv, *given_lists, y, shares)
             grid = wide_delta_net.convolve_grid(net.n_k, net.n_v, rows)
             self.recorder.launch(
                 wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, convolved=y, gates=shares
             )
-            arguments = (y, shares, positions, sequences, net.n_k, net.n_v, rows, padded, slots, *given_lists, records)
+            arguments = (
+                y,
+                shares,
+                positions,
+                sequences,
+                net.n_k,
+                net.n_v,
+                rows,
+                padded,
+                segments,
+                *given_lists,
+                records,
+            )
             grid = wide_delta_net.couple_grid(net.n_k, padded)
             kernel = wide_delta_net.couple(d, net.grouped)
             self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, records=records)
-            arguments = (y, records, positions, sequences, net.n_k, rows, padded, slots)
+            arguments = (y, records, positions, sequences, net.n_k, rows, padded, segments)
             arguments = (*arguments, memory.states, memory.deltas, out)
             kernel = wide_delta_net.delta_rule(d, net.grouped)
             grid, threads = delta_net.grid(d, net.n_v), wide_delta_net.RULE_THREADS
@@ -554,7 +566,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             self.keep_rows(memory.conv, x[last], batch.part(last))
             return out
         lists = memory.keys, memory.deltas, memory.decays
-        arguments = (*given, rows, length, slots, memory.conv, memory.states, *lists, out)
+        arguments = (*given, rows, length, segments, memory.conv, memory.states, *lists, out)
         kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows), net.grouped)
         grid = delta_net.grid(d, net.n_v, rows if batch.mixed else 1)
         self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)

@@ -2,9 +2,9 @@
 
 Formula: ``engine/cpu/compressed_attention.py``.
 Shapes: q, out float32 [rows, n_head, d]; latents, compressed [pages, 64, d], as words of one float32 or two float16, with
-    tables int32 [sequences, stride] that have the pages of each sequence; sequences int32 [rows]; chosen int32 [rows, top_k];
-    sinks float32 [n_head]; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d]: the
-    list of a row has the first slots, its window those from ``listed`` on.
+    tables int32 [sequences, stride] that have the pages of each sequence; sequences int32 [rows]; chosen int32 [rows,
+    top_k]; sinks float32 [n_head]; float32 weights [rows, n_head, partials, 2] (maximum, sum) and sums [rows, n_head,
+    partials, d]: the list of a row has the first partials, its window those from ``listed`` on.
 Who owns what: a block owns up to 16 heads of a row: in ``attend_compressed`` one chunk after another, in
     ``attend_compressed_chunks`` one chunk, which ``join_compressed`` joins to the others: there a block owns a head of a
     row, a thread four elements.  For scores a lane owns two entries of a chunk, a warp every eighth head; for weighted
@@ -115,13 +115,13 @@ def append(half: bool, mixed: bool) -> KernelCode:
 class Geometry:
     """The launches of a pass.
 
-    attend: the kernel; parts: the blocks of a row; slots: chunks of a row with blocks of their own, of which ``listed`` are
-    for the list; 0: a block computes all chunks.
+    attend: the kernel; parts: the blocks of a row; partials: chunks of a row with blocks of their own, of which ``listed``
+    are for the list; 0: a block computes all chunks.
     """
 
     attend: Specialization
     parts: int
-    slots: int
+    partials: int
     listed: int
 
 
@@ -147,16 +147,16 @@ def geometry(
         raise DeviceError(
             f'attention over compressed rows on a GPU takes at most {MOST} elements, not {d}; use device="cpu".'
         )
-    slots = listed + (window + CHUNK - 2) // CHUNK + 1
+    partials = listed + (window + CHUNK - 2) // CHUNK + 1
     most = MOST_HEADS
-    if step and rows * slots * -(-n_head // most) < multiprocessors:
+    if step and rows * partials * -(-n_head // most) < multiprocessors:
         most //= 2
     # A block that computes one chunk after another has a multiprocessor for itself if a row has several slices (``_alone``),
     # so it has as few of them as fit.
     of = layout(half, d, 0, n_head, shared, most, True, RESIDENT if step else 1)
     sizes = half, d, of.tasks, of.slices
     attend = attend_compressed_chunks(*sizes, mixed) if step else attend_compressed(*sizes)
-    return Geometry(attend, -(-n_head // of.tasks), slots if step else 0, listed)
+    return Geometry(attend, -(-n_head // of.tasks), partials if step else 0, listed)
 
 
 # --- one chunk -------------------------------------------------------------------------------------------------
@@ -474,10 +474,10 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
     """Maximum, sum and weighted values of each chunk.
 
     Arguments: q, latents, table, stride, compressed, compressed_table, compressed_stride, chosen, positions, sequences,
-    n_head, window, ratio, top_k (0: the list of a row has all compressed rows that it sees), scale, weights, sums, slots,
+    n_head, window, ratio, top_k (0: the list of a row has all compressed rows that it sees), scale, weights, sums, partials,
     listed.  ``tasks``: heads of a block, a multiple of 8; ``slices``: ``Layout``; ``mixed``: rows may belong to several
     sequences.
-    Grid: (ceil(n_head / tasks), slots, rows), blocks of ``THREADS``.
+    Grid: (ceil(n_head / tasks), partials, rows), blocks of ``THREADS``.
     """
     of = Layout(half, d, 0, tasks, slices, True)
     begin, one_chunk = make_chunk(of)
@@ -502,7 +502,7 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
         scale,
         weights,
         sums,
-        slots,
+        partials,
         listed,
     ):
         let_next_begin()
@@ -510,22 +510,22 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
         total = cuda.local.array(n_sums, np.float32)
         # The mask tells the compiler that nothing is negative.
         thread, t = I(cuda.threadIdx.x & (THREADS - 1)), I(cuda.blockIdx.z)
-        first, slot = I(cuda.blockIdx.x * tasks), I(cuda.blockIdx.y)
+        first, partial = I(cuda.blockIdx.x * tasks), I(cuda.blockIdx.y)
         n = min(I(n_head - first), I(tasks))
         places = advance(shared, I(places_at))
         wait_for_inputs()
         position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
         count = listed_rows(position, ratio, top_k)
-        number, a, b = slot, I(0), min(I(CHUNK), I(count - slot * CHUNK))
-        if slot >= listed:
-            number = I(slot - listed + I(first_visible(position, window) // CHUNK))
+        number, a, b = partial, I(0), min(I(CHUNK), I(count - partial * CHUNK))
+        if partial >= listed:
+            number = I(partial - listed + I(first_visible(position, window) // CHUNK))
             a, b = visible(position, window, number)
         if b > 0:
             place = U(0)
             if thread < CHUNK:
-                if slot < listed:
+                if partial < listed:
                     pages = advance(compressed_table, I(sequence * compressed_stride))
-                    place = list_place(chosen, t, top_k, slot, count, thread, pages)
+                    place = list_place(chosen, t, top_k, partial, count, thread, pages)
                 else:
                     place = U(table[I(sequence * stride) + number]) * U(CHUNK) + U(thread)
             scale = checked_scale(scale, chosen, t, top_k, count)
@@ -533,20 +533,20 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
             if thread < CHUNK:
                 places[thread] = place
             cuda.syncthreads()
-            if slot < listed:
+            if partial < listed:
                 one_chunk(compressed, shared, thread, a, b, total)
             else:
                 one_chunk(latents, shared, thread, a, b, total)
-            own = (np.int64(t) * n_head + first) * slots + slot
+            own = (np.int64(t) * n_head + first) * partials + partial
             if thread < n:
-                numbers, to = advance(shared, I(numbers_at + thread)), advance(weights, 2 * (own + thread * slots))
+                numbers, to = advance(shared, I(numbers_at + thread)), advance(weights, 2 * (own + thread * partials))
                 to[0] = bits_float(I(numbers[0]))
                 to[1] = bits_float(I(numbers[tasks]))
             i = I(2 * thread)
             if i < d:
                 for k in range(tasks):
                     if k < n:
-                        at = advance(sums, (own + I(k * slots)) * d + i)
+                        at = advance(sums, (own + I(k * partials)) * d + i)
                         at[0] = total[2 * k]
                         at[1] = total[2 * k + 1]
 
@@ -557,13 +557,13 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
 def join_compressed(d: int, group: int = GROUP) -> KernelCode:
     """Join the chunks of each head: those of the list, then those of the window.
 
-    Arguments: weights, sums, positions, n_head, window, ratio, top_k, slots, listed, sinks, out.
+    Arguments: weights, sums, positions, n_head, window, ratio, top_k, partials, listed, sinks, out.
     Grid: (n_head, rows), blocks of ``JOIN_THREADS``.
     """
     n_weights, n_values = 2 * AT_A_TIME, 4 * AT_A_TIME
 
     @cuda.jit
-    def join_compressed(weights, sums, positions, n_head, window, ratio, top_k, slots, listed, sinks, out):
+    def join_compressed(weights, sums, positions, n_head, window, ratio, top_k, partials, listed, sinks, out):
         let_next_begin()
         pairs = cuda.local.array(n_weights, np.float32)
         values = cuda.local.array(n_values, np.float32)
@@ -576,7 +576,7 @@ def join_compressed(d: int, group: int = GROUP) -> KernelCode:
         if i >= d:
             return
         position = I(positions[t])
-        own = (np.int64(t) * n_head + head) * slots
+        own = (np.int64(t) * n_head + head) * partials
         weights, sums = advance(weights, 2 * own), advance(sums, own * d + i)
         of_list = I(I(listed_rows(position, ratio, top_k) + CHUNK - 1) // CHUNK)
         c0 = I(first_visible(position, window) // CHUNK)
@@ -589,9 +589,9 @@ def join_compressed(d: int, group: int = GROUP) -> KernelCode:
         while c < end:
             for k in range(AT_A_TIME):
                 chunk = min(I(c + k), I(end - 1))
-                slot = chunk if chunk < of_list else I(chunk - of_list + listed)
-                pairs[2 * k], pairs[2 * k + 1] = weights[2 * slot], weights[2 * slot + 1]
-                x = load4(sums, np.int64(slot) * d)
+                partial = chunk if chunk < of_list else I(chunk - of_list + listed)
+                pairs[2 * k], pairs[2 * k + 1] = weights[2 * partial], weights[2 * partial + 1]
+                x = load4(sums, np.int64(partial) * d)
                 for e in range(4):
                     values[4 * k + e] = bits_float(I(x[e]))
             for k in range(AT_A_TIME):

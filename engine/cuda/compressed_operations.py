@@ -175,12 +175,12 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         sources, numbers = (memory.latents, memory.table, stride, *compressed), (memory.window, ratio, top_k)
         of_rows = (chosen or 0, batch.positions, recorder.slots_of(batch))
         given, threads = (q, *sources, *of_rows, n_head, *numbers, scale), compressed_attention.THREADS
-        if not shape.slots:
+        if not shape.partials:
             recorder.launch(shape.attend, (shape.parts, rows), threads, (*given, sinks, out), result=out)
             return out
-        weights, sums = (recorder.empty((rows, n_head, shape.slots, n)) for n in (2, d))
-        places = (shape.slots, shape.listed)
-        grid = (shape.parts, shape.slots, rows)
+        weights, sums = (recorder.empty((rows, n_head, shape.partials, n)) for n in (2, d))
+        places = (shape.partials, shape.listed)
+        grid = (shape.parts, shape.partials, rows)
         recorder.launch(shape.attend, grid, threads, (*given, weights, sums, *places), mass=weights, values=sums)
         joined = (weights, sums, batch.positions, n_head, *numbers, *places, sinks, out)
         join = compressed_attention.join_compressed(d)

@@ -5,13 +5,14 @@ Formula: that of ``engine/cpu/delta_net.py``: the state S before a segment of 16
     u_tj = (v_tj - (G_t * (S_j . k_t) + sum_i (D_it * (k_i . k_t)) * u_ij)) * beta'_t;
     out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included;
     after the segment, S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
-Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements
-    apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions, sequences int32 [rows]: the position of each row, and
-    the sequence to which it belongs; out float32 [rows, n_v d].  d is a multiple of 32, up to 128; rows is at most 16, so
-    that a pass ends at most one segment of a sequence.  The memory has a part for each sequence: ring float32 [sequences,
-    length, C], x of position p in row p % length, length >= rows + n_conv - 1; states float32 [sequences, slots, n_v, d, d],
-    slots >= 2, the state before segment n in slot n % slots; keys float32 [sequences, 16 slots, n_k, d], deltas float32
-    [sequences, 16 slots, n_v, d], decays float32 [sequences, 16 slots, n_v]: what position p adds in row p % (16 slots).
+Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements apart;
+    weight float32 [C, n_conv]; a, dt float32 [n_v]; positions, sequences int32 [rows]: the position of each row, and the
+    sequence to which it belongs; out float32 [rows, n_v d].  d is a multiple of 32, up to 128; rows is at most 16, so that
+    a pass ends at most one segment of a sequence.  The memory has a part for each sequence: ring float32 [sequences,
+    length, C], x of position p in row p % length, length >= rows + n_conv - 1; states float32 [sequences, segments, n_v, d,
+    d], segments >= 2, the state before segment n at index n % segments; keys float32 [sequences, 16 segments, n_k, d],
+    deltas float32 [sequences, 16 segments, n_v, d], decays float32 [sequences, 16 segments, n_v]: what position p adds in
+    row p % (16 segments).
 Runs: without ``mixed`` all rows are a run: those of sequences[0] at positions[0] and after.  In a mixed pass each row has
     blocks of its own: those of the first row of a run compute all of it, the others end at once.  Rows may be repeated as
     in ``engine/cpu/delta_net.py``: copies of the last row of a run directly after it belong to it, and get its result; a
@@ -168,7 +169,7 @@ def grid(d: int, n_v: int, runs: int = 1) -> tuple[int, int, int]:
 def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCode:
     """One layer of the gated delta rule for up to ``most`` rows; ``grouped``: neighbouring heads share a key.
 
-    Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, slots, ring,
+    Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, segments, ring,
     states, keys, deltas, decays, out.  No kernel of the same chain writes the positions, the sequences, or what is stored for
     earlier positions: that is read before ``wait_for_inputs``.
     Grid: ``grid(d, n_v)``, or ``grid(d, n_v, rows)`` for a mixed pass, blocks of ``THREADS``.
@@ -228,8 +229,8 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
 
     @cuda.jit
     def delta_net(
-        x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, slots, ring, states, keys,
-        deltas, decays, out,
+        x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, segments, ring, states,
+        keys, deltas, decays, out,
     ):  # fmt: skip
         let_next_begin()
         y = pointer(cuda.shared.array(n_y, np.float32, ALIGNED))
@@ -286,12 +287,12 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             n_rows = I(end - begin)
         # Where the first row goes.
         ring_row, segment, at = I(U(place) % U(length)), I(U(place) // U(SEGMENT)), I(U(place) % U(SEGMENT))
-        slot = I(U(segment) % U(slots))
+        index = I(U(segment) % U(segments))
 
         # What earlier passes have written for the sequence.
-        slot_size, first_slot = np.int64(I(n_v * (d * d))), np.int64(I(sequence * slots))
-        first_token, ring_base = I(I(sequence * slots) * SEGMENT), I(sequence * length)
-        states = advance(states, slot_size * first_slot + np.int64(I(head * (d * d) + I(column * d + 4 * own))))
+        state_size, first_segment = np.int64(I(n_v * (d * d))), np.int64(I(sequence * segments))
+        first_token, ring_base = I(I(sequence * segments) * SEGMENT), I(sequence * length)
+        states = advance(states, state_size * first_segment + np.int64(I(head * (d * d) + I(column * d + 4 * own))))
         keys = advance(keys, I(I(first_token * n_k) * d) + I(group * d + 4 * own))
         deltas, decays = (
             advance(deltas, I(I(I(first_token * n_v) + head) * d)),
@@ -300,13 +301,13 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         for k in range(n_state):
             state[k], key[k] = F(0.0), F(0.0)
         if segment > 0:
-            latest = advance(states, slot_size * slot)
+            latest = advance(states, state_size * index)
             for m in range(n_runs):
                 words = stream4(latest, 32 * m)
                 for k in range(4):
                     state[4 * m + k] = bits_float(I(words[k]))
         if mine < at:
-            known = advance(keys, I(I(slot * SEGMENT + mine) * I(n_k * d)))
+            known = advance(keys, I(I(index * SEGMENT + mine) * I(n_k * d)))
             for m in range(n_runs):
                 words = stream4(known, 32 * m)
                 for k in range(4):
@@ -315,14 +316,14 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             i = I(I(thread >> 4) + k * (THREADS // COLUMNS))
             value = F(0.0)
             if i < at:
-                value = deltas[I(I(I(slot * SEGMENT + i) * n_v) * d) + I(first_column + (thread & (COLUMNS - 1)))]
+                value = deltas[I(I(I(index * SEGMENT + i) * n_v) * d) + I(first_column + (thread & (COLUMNS - 1)))]
             before_deltas[I((thread & (COLUMNS - 1)) * SEGMENT + i)] = value
         # D of the lanes' token, and G, at the token before the pass.
         decay, total = F(1.0), F(1.0)
         for i in range(SEGMENT):
             u[i] = F(1.0)
             if i < at:
-                u[i] = decays[I(I(slot * SEGMENT + i) * n_v)]
+                u[i] = decays[I(I(index * SEGMENT + i) * n_v)]
         for i in range(SEGMENT):
             total = total * u[i]
             if i > mine:
@@ -436,7 +437,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                             new_decay = F(1.0)
                             take_key(key, advance(y, I(I(t + p) * (2 * d)) + I(d + 4 * own)))
                             if stores:
-                                put_key(advance(keys, I(I(slot * SEGMENT + token + p) * I(n_k * d))), key)
+                                put_key(advance(keys, I(I(index * SEGMENT + token + p) * I(n_k * d))), key)
                     if p == 0:
                         decay = new_decay
                 # The dots of the keys and of the rows of the state with the tokens' keys and queries.
@@ -487,10 +488,10 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     u[i] = delta if i == token else u[i]
                 result = fma(own_weights[t], delta, result)
                 if own == 0:
-                    deltas[I(I(I(slot * SEGMENT + token) * n_v) * d) + column] = delta
+                    deltas[I(I(I(index * SEGMENT + token) * n_v) * d) + column] = delta
                     out[I(I(I(begin + t) * n_v + head) * d) + column] = result
                 if thread == 0 and cuda.blockIdx.x == 0:
-                    decays[I(I(slot * SEGMENT + token) * n_v)] = e
+                    decays[I(I(index * SEGMENT + token) * n_v)] = e
                 t = I(t + 1)
             if at + (end - first) == SEGMENT:
                 # The segment ends: its tokens become part of the state.
@@ -503,8 +504,8 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 for k in range(n_state):
                     state[k] = state[k] * total
                 absorb(state, u, left, advance(all_keys, 4 * own))
-                slot = around(I(slot + 1), slots)
-                next_state = advance(states, slot_size * slot)
+                index = around(I(index + 1), segments)
+                next_state = advance(states, state_size * index)
                 for m in range(n_runs):
                     store4(next_state, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
                 for i in range(SEGMENT):

@@ -32,7 +32,7 @@ import numpy as np
 from numba import cuda, njit
 
 from engine.cpu.sample import pack, place_of
-from engine.cuda.accept import EMPTY, MOST_K, P_ACCEPT, PARAMS_WORDS, SEED, SLOT, warp_max
+from engine.cuda.accept import EMPTY, MOST_K, P_ACCEPT, PARAMS_WORDS, RESULT_WORDS, SEED, warp_max
 from engine.cuda.accept import accept as end_of_step
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
@@ -244,9 +244,9 @@ def argmax(groups: int) -> KernelCode:
 def offer(key, least, keys, counters):
     """Add a key that is not below ``least`` to ``keys``, in any order; keys that do not fit are also counted."""
     if key >= least:
-        slot = cuda.atomic.add(counters, _FOUND, I(1))
-        if slot < keys.size:
-            keys[slot] = key
+        at = cuda.atomic.add(counters, _FOUND, I(1))
+        if at < keys.size:
+            keys[at] = key
 
 
 @device
@@ -554,16 +554,16 @@ class DeviceSampler:
     so every mode is exact then.
     """
 
-    def __init__(self, device: Device, n_vocab: int, n_ctx: int, ring_slots: int = 64, n_slots: int = 1) -> None:
-        """device: an ``engine.cuda.runtime.device.Device``; ring_slots: the most steps in flight at once, a power of two;
+    def __init__(self, device: Device, n_vocab: int, n_ctx: int, ring_steps: int = 64, n_slots: int = 1) -> None:
+        """device: an ``engine.cuda.runtime.device.Device``; ring_steps: the most steps in flight at once, a power of two;
         n_slots: the number of answers that may be under way at once."""
-        assert ring_slots & (ring_slots - 1) == 0
+        assert ring_steps & (ring_steps - 1) == 0
         self._device = device
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
-        #: int32 [n_slots][ring_slots][32] written by the device: the results of the steps of each slot in turn; see
+        #: int32 [n_slots][ring_steps][32] written by the device: the results of the steps of each slot in turn; see
         #: ``engine/cuda/accept.py``.
-        self.ring, self.ring_address = device.pinned((n_slots, ring_slots, SLOT), np.int32)
+        self.ring, self.ring_address = device.pinned((n_slots, ring_steps, RESULT_WORDS), np.int32)
         self.ring[...] = EMPTY
         self.params = device.allocate(PARAMS.itemsize * n_slots, "the samplers' parameters")
         self.best = device.allocate(8 * GROUPS * DECODE_ROWS, "the sampler's candidates")

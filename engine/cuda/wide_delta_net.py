@@ -85,8 +85,8 @@ def convolve_grid(n_k: int, n_v: int, rows: int) -> tuple[int, int]:
 def convolve(d: int, n_conv: int) -> KernelCode:
     """Compute everything that the rule needs of each token except the state.
 
-    Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length, slots,
-    ring, keys, decays, y, gates.  Grid: ``convolve_grid(n_k, n_v, rows)``.
+    Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length,
+    segments, ring, keys, decays, y, gates.  Grid: ``convolve_grid(n_k, n_v, rows)``.
     """
     back = n_conv - 1
     n_runs = d // 32
@@ -95,8 +95,8 @@ def convolve(d: int, n_conv: int) -> KernelCode:
 
     @cuda.jit
     def convolve(
-        x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length, slots, ring,
-        keys, decays, y, gates,
+        x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length, segments,
+        ring, keys, decays, y, gates,
     ):  # fmt: skip
         let_next_begin()
         taps = cuda.local.array(n_taps, np.float32)
@@ -117,7 +117,7 @@ def convolve(d: int, n_conv: int) -> KernelCode:
         place, sequence = positions[0], sequences[0]
         # Tokens of the first segment before the pass, and the rows of the lists that have them.
         known = I(U(place) % U(SEGMENT))
-        base = I(I(sequence * slots) * SEGMENT + I(U(U(place) // U(SEGMENT)) % U(slots) * U(SEGMENT)))
+        base = I(I(sequence * segments) * SEGMENT + I(U(U(place) // U(SEGMENT)) % U(segments) * U(SEGMENT)))
         ring = advance(ring, np.int64(I(sequence * length)) * np.int64(width))
         if task >= n_vectors:
             head = I(I(task - n_vectors) * 32 + lane)
@@ -184,7 +184,7 @@ def couple_grid(n_k: int, padded: int) -> tuple[int, int]:
 def couple(d: int, grouped: bool = False) -> KernelCode:
     """Compute how the tokens of each segment act on each other, and store keys and decays of the pass in the lists.
 
-    Arguments: y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records.  ``grouped``:
+    Arguments: y, gates, positions, sequences, n_k, n_v, rows, padded, segments, keys, decays, records.  ``grouped``:
     neighbouring heads share a key.  Grid: ``couple_grid(n_k, padded)``.
     """
     n_runs = d // 32
@@ -194,7 +194,7 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
     dot = make_dot(d)
 
     @cuda.jit
-    def couple(y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records):
+    def couple(y, gates, positions, sequences, n_k, n_v, rows, padded, segments, keys, decays, records):
         let_next_begin()
         vectors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         products = pointer(cuda.shared.array(n_products, np.float32, ALIGNED))
@@ -214,8 +214,10 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
         if first >= n_tokens:
             return
         # Tokens of the pass that the lists still hold when it has ended.
-        least = max(at, I(n_tokens - slots * SEGMENT))
-        base = I(I(sequence * slots) * SEGMENT + I(U(I(U(place) // U(SEGMENT)) + segment) % U(slots) * U(SEGMENT)))
+        least = max(at, I(n_tokens - segments * SEGMENT))
+        base = I(
+            I(sequence * segments) * SEGMENT + I(U(I(U(place) // U(SEGMENT)) + segment) % U(segments) * U(SEGMENT))
+        )
         for n in range(2 * n_runs):
             i = I(thread + n * THREADS)
             b, piece = I(U(i) // U(pieces)), I(U(i) % U(pieces))
@@ -359,7 +361,7 @@ def _stage(d: int) -> int:
 def delta_rule(d: int, grouped: bool = False) -> KernelCode:
     """Compute deltas and results of each head, segment by segment, and its state.
 
-    Arguments: y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out.  ``grouped``: neighbouring
+    Arguments: y, records, positions, sequences, n_k, rows, padded, segments, states, deltas, out.  ``grouped``: neighbouring
     heads share a key.  No kernel of the same chain writes the positions, the sequences, the states or the deltas: they are
     read before ``wait_for_inputs``.  Grid: ``delta_net.grid(d, n_v)``, blocks of ``RULE_THREADS``.
     """
@@ -421,7 +423,7 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
                 copy4(stage, I(weights + 4 * i), record, I(4 * i), I(1))
 
     @cuda.jit
-    def delta_rule(y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out):
+    def delta_rule(y, records, positions, sequences, n_k, rows, padded, segments, states, deltas, out):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.float32, ALIGNED))
         state = cuda.local.array(n_rows, np.float32)
@@ -445,17 +447,20 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         y = advance(y, value)
         records = advance(records, I(I(head * I(U(padded) // U(SEGMENT))) * RECORD))
         head_column = I(head * d + I(first_column + column))
-        place, first_slot = positions[0], I(sequences[0] * slots)
+        place, first_segment = positions[0], I(sequences[0] * segments)
         segment, at = I(U(place) // U(SEGMENT)), I(U(place) % U(SEGMENT))
-        slot = I(U(segment) % U(slots))
-        slot_size = np.int64(I(n_v * (d * d)))
-        states = advance(states, slot_size * np.int64(first_slot))
+        index = I(U(segment) % U(segments))
+        state_size = np.int64(I(n_v * (d * d)))
+        states = advance(states, state_size * np.int64(first_segment))
         states = advance(states, I(head * (d * d) + I(I(first_column + column) * d + 4 * own)))
-        deltas, out = advance(deltas, I(I(I(first_slot * SEGMENT) * n_v) * d) + head_column), advance(out, head_column)
+        deltas, out = (
+            advance(deltas, I(I(I(first_segment * SEGMENT) * n_v) * d) + head_column),
+            advance(out, head_column),
+        )
         for k in range(n_rows):
             state[k] = F(0.0)
         if segment > 0:
-            latest = advance(states, slot_size * slot)
+            latest = advance(states, state_size * index)
             for r in range(2):
                 for m in range(n_runs):
                     words = stream4(latest, r * APART * d + 32 * m)
@@ -465,13 +470,13 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         for r in range(2):
             low[r], high[r] = F(0.0), F(0.0)
             if own < at:
-                low[r] = deltas[I(I(I(slot * SEGMENT + own) * n_v) * d) + r * APART]
+                low[r] = deltas[I(I(I(index * SEGMENT + own) * n_v) * d) + r * APART]
             if own + LANES < at:
-                high[r] = deltas[I(I(I(slot * SEGMENT + own + LANES) * n_v) * d) + r * APART]
+                high[r] = deltas[I(I(I(index * SEGMENT + own + LANES) * n_v) * d) + r * APART]
         n_tokens, known = I(at + rows), at
         # Tokens whose deltas the list still holds when the pass has ended, and segments whose states the ring does.
-        least = max(at, I(n_tokens - slots * SEGMENT))
-        least_segment = I(segment + I(U(n_tokens) // U(SEGMENT)) - slots)
+        least = max(at, I(n_tokens - segments * SEGMENT))
+        least_segment = I(segment + I(U(n_tokens) // U(SEGMENT)) - segments)
 
         wait_for_inputs()
         fetch(shared, y, records, I(0), n_tokens, width, query, apart, thread)
@@ -520,9 +525,9 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
                         to = I(I(I(token - at) * n_v) * d) + r * APART
                         out[to] = sums[6 + r] if half else sums[4 + r]
                         if token >= least:
-                            to = I(I(I(slot * SEGMENT + own + half * LANES) * n_v) * d) + r * APART
+                            to = I(I(I(index * SEGMENT + own + half * LANES) * n_v) * d) + r * APART
                             deltas[to] = high[r] if half else low[r]
-            slot = I(0) if slot == slots - 1 else I(slot + 1)
+            index = I(0) if index == segments - 1 else I(index + 1)
             segment = I(segment + 1)
             if first + SEGMENT <= n_tokens:
                 total = numbers[SEGMENT - 1]
@@ -534,7 +539,7 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
                     for k in range(2 * LANES):
                         u[k] = u[k + 2 * LANES]
                 if segment > least_segment:
-                    to_state = advance(states, slot_size * slot)
+                    to_state = advance(states, state_size * index)
                     for r in range(2):
                         for m in range(n_runs):
                             k = r * n_state + 4 * m

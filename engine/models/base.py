@@ -74,7 +74,7 @@ class Model(Loader):
         #: The sequence in slot 0.
         self.sequence = self.sequences[0]
         #: The number of segments that recurrent layers keep; 0 without such layers.
-        self.slots = max((spec.slots for spec in specs), default=0)
+        self.segments = max((spec.segments for spec in specs), default=0)
 
     def load_layer(self, il: int) -> Any:
         """The weights of layer ``il``."""

@@ -57,10 +57,10 @@ def hidden_ring(max_rows: int, rewind: int) -> Ring:
     return Ring(1, max(max_rows, rewind) + 1)
 
 
-def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot of all recurrent layers, a state and the lists of a segment, and of what layers with compressed rows
-    have in rings; 0 if there are no such layers."""
-    return sum(spec.slot_bytes for spec in cache_specs(config, 1))
+def recurrent_bytes(config: ModelConfig) -> int:
+    """Bytes of a segment of all recurrent layers, a state and its lists, and of what layers with compressed rows have in
+    rings; 0 if there are no such layers."""
+    return sum(spec.snapshot_bytes for spec in cache_specs(config, 1))
 
 
 def snapshot_bytes(config: ModelConfig) -> int:
@@ -68,7 +68,7 @@ def snapshot_bytes(config: ModelConfig) -> int:
     because layers with a window have overwritten keys and values."""
     restorable = all(spec.restorable for spec in cache_specs(config, 1))
     outputs = 4 * stream_width(config) if config.mtp is not None and restorable else 0
-    return slot_bytes(config) + outputs
+    return recurrent_bytes(config) + outputs
 
 
 def stream_width(config: ModelConfig) -> int:

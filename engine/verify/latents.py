@@ -57,15 +57,15 @@ def of_chunks(
     rows, n_head, rank = q.shape
     if rows > NARROW_ROWS:
         return  # the rows belong to several launches, each with its own results
-    slots = values["mass"].size // (2 * rows * n_head)
+    partials = values["mass"].size // (2 * rows * n_head)
     # Groups of one chunk each.
-    mass, sums = np.zeros((rows, slots, n_head, 2), f32), np.zeros((rows, slots, n_head, rank), f32)
+    mass, sums = np.zeros((rows, partials, n_head, 2), f32), np.zeros((rows, partials, n_head, rank), f32)
     where = positions, np.zeros(rows, np.int32), cache.table.cpu
-    attend_groups(1)(q, r, cache.rows.cpu, *where, f32(scale), mass, sums, 0, rows * slots)
-    seen = (np.arange(slots) <= positions[:, None] // CHUNK)[:, None, :, None]
+    attend_groups(1)(q, r, cache.rows.cpu, *where, f32(scale), mass, sums, 0, rows * partials)
+    seen = (np.arange(partials) <= positions[:, None] // CHUNK)[:, None, :, None]
     # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.  That of a sum of 0 is
     # lost where the mirror joins the chunk to its empty group.
-    found = gpu.download(values["mass"]).reshape(rows, n_head, slots, 2)
+    found = gpu.download(values["mass"]).reshape(rows, n_head, partials, 2)
     yield "largest score and sum", mass.swapaxes(1, 2) + f32(0.0), found + f32(0.0), seen
-    parts = gpu.download(values["values"]).reshape(rows, n_head, slots, -1)[..., :rank]
+    parts = gpu.download(values["values"]).reshape(rows, n_head, partials, -1)[..., :rank]
     yield "weighted values", sums.swapaxes(1, 2) + f32(0.0), parts + f32(0.0), seen

@@ -59,9 +59,10 @@ def activations(
 def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
     """``engine/cpu/attention.py`` for keys and values of these sizes in bits, without joining the chunks.
 
-    For each chunk that a row sees, counted from the first, it writes the maximum and the sum to mass [rows, n_head, slots,
-    2], the weighted values to sums [rows, n_head, slots, d_v], and whether it was seen to seen [rows, slots].  The other
-    arguments are those of ``attend``, but all rows belong to one sequence, whose chunk c is in page pages[c], int32 [chunks].
+    For each chunk that a row sees, counted from the first, it writes the maximum and the sum to mass [rows, n_head,
+    partials, 2], the weighted values to sums [rows, n_head, partials, d_v], and whether it was seen to seen [rows,
+    partials].  The other arguments are those of ``attend``, but all rows belong to one sequence, whose chunk c is in page
+    pages[c], int32 [chunks].
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
 
@@ -77,18 +78,18 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
         for t in range(rows):
             first_chunk = first_visible(positions[t], window) // CHUNK
             for chunk in range(first_chunk, positions[t] // CHUNK + 1):
-                slot = chunk - first_chunk
-                seen[t, slot] = True
+                partial = chunk - first_chunk
+                seen[t, partial] = True
                 lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
                 for h in range(n_head):
                     own_keys, key = read_keys(keys, h // group, pages[chunk], k_scratch, dk)
                     own_values, value = read_values(values, h // group, pages[chunk], v_scratch)
                     query(q, integers, scales, scale, t, h, queries, dq, 0)
                     scores(queries, dq, 0, 1, own_keys, key, dk, dots, p)
-                    mass[t, h, slot, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
+                    mass[t, h, partial, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
                     weighted(p, 1, lanes, own_values, value, d_v, o)
-                    sums[t, h, slot] = o[0]
-                    mass[t, h, slot, 1] = fold(p[0], CHUNK)
+                    sums[t, h, partial] = o[0]
+                    mass[t, h, partial, 1] = fold(p[0], CHUNK)
 
     return parts
 
@@ -113,8 +114,8 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
         for t in range(rows):
             first_chunk = first_visible(positions[t], window) // CHUNK
             for chunk in range(first_chunk, positions[t] // CHUNK + 1):
-                slot = chunk - first_chunk
-                seen[t, slot] = True
+                partial = chunk - first_chunk
+                seen[t, partial] = True
                 lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
                 for h in range(n_head):
                     place = h // (n_head // heads) * n_pages + pages[chunk]
@@ -123,10 +124,10 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
                     read_scales(flat_values, value + v_words, dv)
                     queries[0], dq[0] = integers[t, h], scales[t, h]
                     scores(queries, dq, i64(0), i64(1), flat_keys, i64(key), i64(0), dk, p)
-                    mass[t, h, slot, 0] = weigh_integers(p[0], lanes[0, 0], lanes[0, 1])
+                    mass[t, h, partial, 0] = weigh_integers(p[0], lanes[0, 0], lanes[0, 1])
                     weighted(p, 1, flat_values, i64(value), i64(0), dv, w, weights, factors, o)
-                    sums[t, h, slot] = o[0]
-                    mass[t, h, slot, 1] = fold(p[0], CHUNK)
+                    sums[t, h, partial] = o[0]
+                    mass[t, h, partial, 1] = fold(p[0], CHUNK)
 
     return parts
 

@@ -487,11 +487,11 @@ class Lockstep:
         rows, d_v = positions.size, cache.d_v
         if rows > NARROW_ROWS:
             return []  # the rows belong to several launches, each with its own results
-        slots = values["mass"].size // (2 * rows * heads.n_head)
+        partials = values["mass"].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
-        mass = np.zeros((rows, heads.n_head, slots, 2), f32)
-        sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
-        seen = np.zeros((rows, 1, slots, 1), np.bool_)
+        mass = np.zeros((rows, heads.n_head, partials, 2), f32)
+        sums = np.zeros((rows, heads.n_head, partials, d_v), f32)
+        seen = np.zeros((rows, 1, partials, 1), np.bool_)
         both = (memory.cpu for memory in (cache.keys, cache.values))
         words = (memory.reshape(*memory.shape[:2], -1).view(np.uint32) for memory in both)
         law = *words, positions, cache.table.cpu[0]
@@ -505,7 +505,7 @@ class Lockstep:
             chunk_parts(cache.k_type.bits, cache.v_type.bits)(queries, *query, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(values["mass"]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
-        parts = gpu.download(values["values"]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
+        parts = gpu.download(values["values"]).reshape(rows, heads.n_head, partials, padded)[..., :d_v]
         return [
             Check(CHUNK_PARTS[0], mass + f32(0.0), found + f32(0.0), seen),
             Check(CHUNK_PARTS[1], sums, parts, seen),

@@ -231,7 +231,7 @@ def test_against_float64(shape: tuple[Any, ...]) -> None:
     st.integers(1, 2),
 )
 @examples(25)
-def test_passes_slots_and_threads_do_not_show(
+def test_passes_segments_and_threads_do_not_show(
     shape: tuple[int, int, int, int], batches: list[int], rewind: int, threads: int
 ) -> None:
     net = random_net(*shape)
@@ -270,12 +270,12 @@ def test_tokens_are_taken_back_by_position_alone(steps: list[tuple[int, int]], r
     [
         [(2, 0, 1), (0, 15, 1), (1, 37, 1)],
         [(1, 14, 4), (0, 0, 5), (2, 31, 1)],  # one ends a segment in its middle, one at its end
-        [(0, 7, 60), (2, 0, 41), (1, 64, 50)],  # more segments than there are slots, more rows than the ring has
+        [(0, 7, 60), (2, 0, 41), (1, 64, 50)],  # more segments and more rows than the rings have
     ],
 )
 @pytest.mark.parametrize("shape", [(2, 6, 32, 4), (2, 4, 64, 1, True)])
 def test_rows_of_several_sequences(shape: tuple[Any, ...], runs: list[tuple[int, int, int]]) -> None:
-    """One pass over runs (slot, position, rows) is a pass over each of them: results, and all that is stored in all slots."""
+    """One pass over runs (slot, position, rows) is a pass over each of them: results, and all that is stored."""
     net = random_net(*shape)
     texts = [inputs(net, 128, seed) for seed in range(3)]
     memory = empty_memory(net, 16, n_sequences=3)

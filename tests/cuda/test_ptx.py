@@ -110,16 +110,16 @@ _ROPE = [
 ]
 
 _ATTENTION = [
-    attention.geometry(1, 32, 8, 128, 128, half=True, n_slots=64, multiprocessors=132, early=True),
-    attention.geometry(16, 32, 8, 128, 128, half=True, n_slots=64, multiprocessors=132, early=False),
-    attention.geometry(1, 9, 3, 64, 64, half=False, n_slots=8, multiprocessors=40, early=True),
-    attention.geometry(3, 4, 1, 256, 256, half=True, n_slots=9, multiprocessors=132, early=True),
-    attention.geometry(2, 8, 8, 192, 128, half=False, n_slots=9, multiprocessors=132, early=False),
-    attention.geometry(1, 24, 4, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
-    attention.geometry(4, 16, 2, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
-    attention.geometry(1, 64, 8, 64, 64, half=True, n_slots=64, multiprocessors=132, early=True, sinks=True),
-    attention.geometry(1, 96, 8, 96, 96, half=True, n_slots=64, multiprocessors=132, early=True),
-    attention.geometry(8, 40, 10, 80, 80, half=True, n_slots=64, multiprocessors=132, early=True),
+    attention.geometry(1, 32, 8, 128, 128, half=True, n_partials=64, multiprocessors=132, early=True),
+    attention.geometry(16, 32, 8, 128, 128, half=True, n_partials=64, multiprocessors=132, early=False),
+    attention.geometry(1, 9, 3, 64, 64, half=False, n_partials=8, multiprocessors=40, early=True),
+    attention.geometry(3, 4, 1, 256, 256, half=True, n_partials=9, multiprocessors=132, early=True),
+    attention.geometry(2, 8, 8, 192, 128, half=False, n_partials=9, multiprocessors=132, early=False),
+    attention.geometry(1, 24, 4, 256, 256, half=True, n_partials=64, multiprocessors=132, early=True, gated=True),
+    attention.geometry(4, 16, 2, 256, 256, half=True, n_partials=64, multiprocessors=132, early=True, gated=True),
+    attention.geometry(1, 64, 8, 64, 64, half=True, n_partials=64, multiprocessors=132, early=True, sinks=True),
+    attention.geometry(1, 96, 8, 96, 96, half=True, n_partials=64, multiprocessors=132, early=True),
+    attention.geometry(8, 40, 10, 80, 80, half=True, n_partials=64, multiprocessors=132, early=True),
 ]
 
 _LATENTS = [

@@ -68,7 +68,7 @@ class ShiftCacheSpec(CacheSpec):
         return [Ring(1, self._length(max_rows))]
 
     @property
-    def slot_bytes(self) -> int:
+    def snapshot_bytes(self) -> int:
         """A row."""
         return 4 * self.n
 

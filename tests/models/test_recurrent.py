@@ -30,10 +30,10 @@ SHAPE = RecurrentCacheSpec(n_channels=10, n_conv=4, n_k=2, n_v=3, d=32, rewind=2
 def test_memory_does_not_grow_with_the_context() -> None:
     cache = KVCache([SHAPE, AttentionCacheSpec(1, 8, 8)], 640, 16, F32, np.zeros)
     layer = cache.layers[0]
-    assert SHAPE.slots == 3
+    assert SHAPE.segments == 3
     sizes = [array.nbytes for array in arrays_of(layer).values()]
     assert sum(sizes) == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
-    assert layer.states.shape == (1, 3, 3, 32, 32) and 3 * SHAPE.slot_bytes == sum(sizes[1:])
+    assert layer.states.shape == (1, 3, 3, 32, 32) and 3 * SHAPE.segment_bytes == sum(sizes[1:])
     assert layer.keys.shape == (1, 48, 2, 32) and layer.deltas.shape == (1, 48, 3, 32)
     assert layer.decays.shape == (1, 48, 3) and layer.conv.shape == (1, 20 + 3, 10)
 
@@ -51,19 +51,19 @@ def test_each_sequence_has_rings_of_its_own() -> None:
         assert one.any() and np.array_equal(2 * one, two) and np.array_equal(3 * one, three)
 
 
-@pytest.mark.parametrize(("rewind", "slots"), [(1, 2), (11, 2), (16, 2), (17, 3), (32, 3), (33, 4)])
-def test_there_are_as_many_segments_as_can_be_needed(rewind: int, slots: int) -> None:
+@pytest.mark.parametrize(("rewind", "segments"), [(1, 2), (11, 2), (16, 2), (17, 3), (32, 3), (33, 4)])
+def test_there_are_as_many_segments_as_can_be_needed(rewind: int, segments: int) -> None:
     """The segment of every position that can be gone back to is still there, wherever segments begin."""
     shape = replace(SHAPE, rewind=rewind)
-    assert shape.slots == slots
+    assert shape.segments == segments
     for end in range(200, 232):
         cache = KVCache([shape], 640, 400, F32, np.zeros)
         sequence = Sequence(cache)
         store(sequence, 0, end)
         assert cache.rewind >= rewind
         for position in range(end + 1):
-            # A segment is overwritten by the one that is ``slots`` later.
-            there = end // 16 - position // 16 < slots
+            # A segment is overwritten by the one that is ``segments`` later.
+            there = end // 16 - position // 16 < segments
             assert there or not sequence.can_truncate(position) or position == 0
             assert sequence.can_truncate(position) or position < end - rewind
 

@@ -6,8 +6,8 @@ Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: 
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], as words of one
     float32 or two float16; sequences int32 [rows], table int32 [sequences, stride]: position j of sequence s is lane j % 64
     of page table[s, j // 64]; new [rows, n_head_kv, d_k + d_v], what the rows append, one word per element; float32 weights
-    [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a
-    row is the first chunk that it sees.
+    [rows, n_head, partials, 2] (maximum, sum) and sums [rows, n_head, partials, d_pad], d_pad = d_v rounded up to 32;
+    partial 0 of a row is that of the first chunk that it sees.
 Who owns what: a block owns every ``splits``-th chunk of a KV head and up to ``tasks`` of the (row, head) pairs that read it.
     In a mixed pass, whose rows may belong to several sequences, these are pairs of one row.  No grid depends on a position.
 Reduction order: that of the mirror.  Within a chunk a thread owns a score, or two elements of the weighted sum, and a warp
@@ -58,7 +58,7 @@ SPAN = 16
 SHARED_WORDS = 48 * 1024 // 4
 MOST_TASKS = 8
 """(row, head) pairs of a block."""
-FEW_SLOTS = 128
+FEW_PARTIALS = 128
 """The most chunks of a single row that are joined and quantized in one kernel."""
 AMENDED = 8
 """New positions per step that a block writes into a chunk that it fetched before they existed."""
@@ -81,7 +81,7 @@ class Geometry:
     early: bool
     gated: bool
     rotated: int = 0
-    n_slots: int = 0
+    n_partials: int = 0
     sinks: bool = False
     together: int = GROUP
 
@@ -89,7 +89,7 @@ class Geometry:
     def join(self) -> Specialization | None:
         """The kernel that joins the chunks of each group first, where a row may see many and ``combine`` would have few
         blocks, because values are rotated in large ones."""
-        many = self.n_slots > FEW_SLOTS and self.rotated > PART
+        many = self.n_partials > FEW_PARTIALS and self.rotated > PART
         return join_chunks(self.d_v, self.early, self.together) if many else None
 
     @property
@@ -97,7 +97,7 @@ class Geometry:
         """Whether ``combine_quantize`` joins the chunks: not many chunks of a single row, which the many blocks of
         ``combine`` read faster, and not where the elements of a warp would belong to two heads."""
         rows = self.combine_grid[1]
-        return self.d_v % PART == 0 and (rows > 1 or self.n_slots <= FEW_SLOTS or self.join is not None)
+        return self.d_v % PART == 0 and (rows > 1 or self.n_partials <= FEW_PARTIALS or self.join is not None)
 
     def quantized(self, unit: int) -> Specialization:
         """The kernel that joins chunks, or groups, and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256
@@ -106,7 +106,7 @@ class Geometry:
         return combine_quantize(unit, self.d_v, *kinds, self.join is not None)
 
 
-def slots(n_ctx: int, window: int) -> int:
+def partials(n_ctx: int, window: int) -> int:
     """The most chunks that one row of a context of ``n_ctx`` positions sees; a window may begin inside a chunk."""
     chunks = -(-n_ctx // CHUNK)
     return min(chunks, (window + CHUNK - 2) // CHUNK + 1) if window else chunks
@@ -117,9 +117,9 @@ def parts_of(rows: int, group: int, tasks: int, mixed: bool) -> int:
     return rows * -(-group // tasks) if mixed else -(-rows * group // tasks)
 
 
-def scratch(rows: int, n_head: int, d_v: int, n_slots: int) -> tuple[int, int]:
+def scratch(rows: int, n_head: int, d_v: int, n_partials: int) -> tuple[int, int]:
     """Sizes, in float32 elements, of what ``attend_chunks`` writes for ``combine``: weights and sums."""
-    pairs = rows * n_head * n_slots
+    pairs = rows * n_head * n_partials
     return 2 * pairs, pairs * padded(d_v)
 
 
@@ -135,7 +135,7 @@ def geometry(
     d_k: int,
     d_v: int,
     half: bool,
-    n_slots: int,
+    n_partials: int,
     multiprocessors: int,
     early: bool,
     tasks: int = 0,
@@ -145,7 +145,7 @@ def geometry(
     together: int = GROUP,
     mixed: bool = False,
 ) -> Geometry:
-    """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
+    """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of float16 (``half``) or float32.
 
     ``early``: no kernel of the same chain writes the positions, nor what earlier passes have appended, so both are read
     before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
@@ -167,7 +167,7 @@ def geometry(
     threads = 128 if half and max(d_k, d_v) <= 128 and tasks <= 8 else 256
     parts = parts_of(rows, group, tasks, mixed)
     # No more blocks than are resident at once, two per multiprocessor: the next kernel cannot begin before all have begun.
-    splits = min(n_slots, max(1, 2 * multiprocessors // (n_head_kv * parts)))
+    splits = min(n_partials, max(1, 2 * multiprocessors // (n_head_kv * parts)))
     return Geometry(
         attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, single, early and not past),
         # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
@@ -179,7 +179,7 @@ def geometry(
         d_v,
         early,
         gated,
-        n_slots=n_slots,
+        n_partials=n_partials,
         sinks=sinks,
         together=together,
     )
@@ -399,7 +399,7 @@ def attend_chunks(
     """Maximum, sum and weighted values of each visible chunk.
 
     Arguments: q, new (``engine/cuda/rope.py``), keys, values, positions, sequences, table, weights, sums, rows, pages,
-    stride (chunks of a row of the table), slots, window, scale.
+    stride (chunks of a row of the table), partials, window, scale.
     ``single``: a block has pairs of one row, whatever the sequences of the others; else all rows belong to that of row 0.
     Where shared memory holds keys and values at the same time, a block loads its first chunk before ``wait_for_inputs``, and
     writes what the rows append to it afterwards; if other rows than that of the block may append to it, it waits first.
@@ -473,7 +473,7 @@ def attend_chunks(
                     scores[i * shared_by + h] = total[h]
 
     @device
-    def weighted_sum(tile, p, places, sums, thread, n, task0, head0, n_head, slots, window, chunk):
+    def weighted_sum(tile, p, places, sums, thread, n, task0, head0, n_head, partials, window, chunk):
         """Sums of values over the visible lanes; a thread owns two elements for ``shared_by`` tasks."""
         total = cuda.local.array(n_sums, np.float32)
         firsts = cuda.local.array(n_bounds, np.int32)
@@ -506,14 +506,14 @@ def attend_chunks(
                     bound = 0 if one_row else h
                     if t < n and firsts[bound] < lasts[bound]:
                         head = head_of(I(task0 + t), n_head, head0)
-                        slot = I(chunk - (first_visible(places[row_of(I(task0 + t))], window) >> 6))
-                        at = advance(sums, (np.int64(head) * slots + slot) * d_pad + 2 * pair)
+                        partial = I(chunk - (first_visible(places[row_of(I(task0 + t))], window) >> 6))
+                        at = advance(sums, (np.int64(head) * partials + partial) * d_pad + 2 * pair)
                         at[0] = total[2 * h]
                         at[1] = total[2 * h + 1]
 
     @cuda.jit
     def attend_chunks(
-        q, new, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
+        q, new, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, partials, window, scale
     ):
         let_next_begin()
         key_tile = pointer(cuda.shared.array(key_tile_words, np.uint32, ALIGNED))
@@ -619,8 +619,8 @@ def attend_chunks(
                 fetch(keys, values, next_at, thread, key, value)
             weigh(scores, places, tops, masses, thread, n, task0, window, chunk)
             cuda.syncthreads()
-            weighted_sum(chunk_values, scores, places, sums, thread, n, task0, head0, n_head, slots, window, chunk)
-            note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk)
+            weighted_sum(chunk_values, scores, places, sums, thread, n, task0, head0, n_head, partials, window, chunk)
+            note(places, tops, masses, weights, thread, n, task0, head0, n_head, partials, window, chunk)
             if after <= last_chunk:
                 cuda.syncthreads()
                 if apart:

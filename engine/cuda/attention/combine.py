@@ -5,9 +5,9 @@ Formula: over the chunks i of a group that a row sees, with maxima m_i, sums l_i
     M, L and O of each, the same; a head's sink s joins last, with m = s, l = 1, o = 0; out = O / L, rotated back where values
     are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated (Qiu et al. 2025;
     ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
-Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot
-    0 of a row is the first chunk that it sees, which may be any of its group; gate float32 [rows, n_head, 2, d_v], only
-    [:, :, 1] is read; sink float32 [n_head]; out float32 [rows, n_head, d_v], or int8 as in
+Shapes: float32 weights [rows, n_head, partials, 2] (m, l), sums [rows, n_head, partials, d_pad], d_pad = d_v rounded up to
+    32; partial 0 of a row is that of the first chunk that it sees, which may be any of its group; gate float32 [rows,
+    n_head, 2, d_v], only [:, :, 1] is read; sink float32 [n_head]; out float32 [rows, n_head, d_v], or int8 as in
     ``engine/cuda/products/quantize.py``.
 Who owns what: ``combine``: a block owns 32 elements of one head of one row, each of its warps every fourth group;
     ``combine_quantize``: a thread owns one element, a block 256 of a row.  No grid depends on a position.
@@ -109,7 +109,7 @@ def combine(
     """Join the chunks of a row, ``group`` of them at a time, and the groups; the result is float32.
 
     Arguments: weights, sums, positions, gate (not read unless ``gated``), sink (not read unless ``sinks``: heads have them),
-    out, slots, window; ``early``: no kernel of the same chain writes the positions; ``rotated``: elements of a block of
+    out, partials, window; ``early``: no kernel of the same chain writes the positions; ``rotated``: elements of a block of
     values that is rotated back, a power of two from 32 to 128, or 0; ``group``: a power of two up to 32.
     A lane computes the factors of one of the warp's 32 chunks, and joins all of them for its own element.  The sums of groups
     go to shared memory, where the first of four warps joins them.
@@ -128,7 +128,7 @@ def combine(
     find_factors, rising_max = make_factors(group), make_rising_max(1, LANES)
 
     @cuda.jit
-    def combine(weights, sums, positions, gate, sink, out, slots, window):
+    def combine(weights, sums, positions, gate, sink, out, partials, window):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
@@ -173,9 +173,9 @@ def combine(
         n = I((place >> 6) - first_chunk + 1 + begin)
         if early:
             wait_for_inputs()
-        slot = np.int64(head) * slots + I(warp * group - begin)
+        partial = np.int64(head) * partials + I(warp * group - begin)
         column = I(I(cuda.blockIdx.z * columns + part_of_block) * PART + lane)
-        weights, sums = advance(weights, slot * 2), advance(sums, slot * d_pad + column)
+        weights, sums = advance(weights, partial * 2), advance(sums, partial * d_pad + column)
         begin, left = I(begin - warp * group), I(n - warp * group)
         pair = load2(weights, 2 * min(max(own, begin), I(left - 1)))
         fetch(sums, begin, left, x)
@@ -281,7 +281,7 @@ def combine_quantize(
     """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
     ``unit`` values.
 
-    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.
+    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), partials, window.
     ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
     values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
     multiple of 32; ``group``: a power of two up to 32; ``ready``: the chunks of each group are joined already
@@ -299,7 +299,7 @@ def combine_quantize(
     store = make_store(unit)
 
     @cuda.jit
-    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, slots, window):
+    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, partials, window):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
@@ -330,7 +330,7 @@ def combine_quantize(
             wait_for_inputs()
         element, opening = F(0.0), F(0.0)
         if inside:
-            pairs = I(head * slots - begin)
+            pairs = I(head * partials - begin)
             weights = advance(weights, 2 * pairs)
             sums = advance(sums, np.int64(pairs) * d_v + I(at % d_v + lane))
             pair = load2(weights, 2 * min(max(lane, begin), I(n - 1)))

@@ -5,7 +5,7 @@ Formula, order: ``engine/cpu/attention.py`` and, where keys or values are quanti
     ``engine/cuda/attention/attend.py`` serves the other caches.
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled,
     and float32 [rows, n_head, d_k / 32]; keys and values [n_head_kv, pages, ...] by type (``engine/cache/types.py``);
-    sequences, table, weights, sums, slots as in ``engine/cuda/attention/attend.py``.
+    sequences, table, weights, sums, partials as in ``engine/cuda/attention/attend.py``.
 Who owns what: a block of four warps owns every ``splits``-th chunk of a KV head and up to eight of the (row, head) pairs that
     read it, in a mixed pass pairs of one row.  Where keys are quantized, a warp processes a chunk alone
     (``engine/cuda/attention/warp_chunk.py``), but all four share the last one if it would be the only one.  In a shared
@@ -70,7 +70,7 @@ def geometry(
     d_v: int,
     k_type: str,
     v_type: str,
-    n_slots: int,
+    n_partials: int,
     multiprocessors: int,
     early: bool,
     tasks: int = 0,
@@ -79,7 +79,7 @@ def geometry(
     together: int = GROUP,
     mixed: bool = False,
 ) -> Geometry:
-    """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of these types.
+    """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of these types.
 
     ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
     (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate;
@@ -100,10 +100,12 @@ def geometry(
     tasks = tasks or min(PAIRS, 1 << ((group if single else rows * group) - 1).bit_length())
     parts = parts_of(rows, group, tasks, mixed)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
-    splits = min(n_slots, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
+    splits = min(n_partials, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
     rotated = BLOCK if types[1].quantized else 0
     return Geometry(
-        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, types[0].quantized and n_slots > splits),
+        attend_in_place(
+            k_type, v_type, d_k, d_v, group, tasks, single, early, types[0].quantized and n_partials > splits
+        ),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
@@ -114,7 +116,7 @@ def geometry(
         early,
         gated,
         rotated,
-        n_slots,
+        n_partials,
         sinks,
         together,
     )
@@ -134,11 +136,10 @@ def attend_in_place(
     """The maximum, the sum and the weighted values of each visible chunk.
 
     Arguments: q (float32 as words, or words), q_scales (not read unless keys are quantized), keys, values, positions,
-    sequences, table, weights, sums, rows, pages, stride (chunks of a row of the table), slots, window, scale (not used where
-    keys are quantized).
-    ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0; ``group``: query heads per KV
-    head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a warp processes a chunk alone
-    where a block has several; keys are quantized.
+    sequences, table, weights, sums, rows, pages, stride (chunks of a row of the table), partials, window, scale (not used
+    where keys are quantized).  ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0;
+    ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a
+    warp processes a chunk alone where a block has several; keys are quantized.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
     blocks of ``THREADS``.
     """
@@ -299,7 +300,21 @@ def attend_in_place(
 
     @cuda.jit
     def attend_in_place(
-        q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
+        q,
+        q_scales,
+        keys,
+        values,
+        positions,
+        sequences,
+        table,
+        weights,
+        sums,
+        rows,
+        pages,
+        stride,
+        partials,
+        window,
+        scale,
     ):
         let_next_begin()
         query = pointer(cuda.shared.array(n_query, np.uint32, ALIGNED))
@@ -389,7 +404,7 @@ def attend_in_place(
                     of_values_at = advance(values, np.int64(own_at) * value_words)
                     own_at = next_at
                     take_values(
-                        of_values_at, own_scores, own_limits, places, weights, sums, lane, n, task0, head0, n_head, slots,
+                        of_values_at, own_scores, own_limits, places, weights, sums, lane, n, task0, head0, n_head, partials,
                         window, mine,
                     )  # fmt: skip
                 chunk = I(chunk + WARPS * splits)
@@ -433,11 +448,11 @@ def attend_in_place(
                     bound = 0 if one_row else h
                     if t < n and firsts[bound] < lasts[bound]:
                         head = head_of(I(task0 + t), n_head, head0)
-                        slot = I(chunk - (first_visible(places[row_of(I(task0 + t))], window) >> 6))
-                        to = (np.int64(head) * slots + slot) * d_pad + OWNED * column
+                        partial = I(chunk - (first_visible(places[row_of(I(task0 + t))], window) >> 6))
+                        to = (np.int64(head) * partials + partial) * d_pad + OWNED * column
                         k = OWNED * h
                         store4(sums, to, total[k], total[k + 1], total[k + 2], total[k + 3])
-            note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk)
+            note(places, tops, masses, weights, thread, n, task0, head0, n_head, partials, window, chunk)
             if apart:
                 # There is no other chunk.
                 break

@@ -3,8 +3,8 @@
 Formula: ``engine/cpu/integer_attention.py``; this file computes the part of each chunk, and
     ``engine/cuda/attention/combine.py`` joins them.
 Shapes: q words [rows, n_head, 2, d_k / 4] (``engine/cuda/integer_cache.py``), their scales float32 [rows, n_head, blocks];
-    keys and values uint32 [n_head_kv, pages, words] (``engine/cache/types.py``); sequences, table, weights, sums, slots as in
-    ``engine/cuda/attention/attend.py``.
+    keys and values uint32 [n_head_kv, pages, words] (``engine/cache/types.py``); sequences, table, weights, sums, partials
+    as in ``engine/cuda/attention/attend.py``.
 Who owns what: a block owns every ``splits``-th chunk of a KV head and up to 16 of the (row, head) pairs that read it, in a
     mixed pass pairs of one row; a warp processes a chunk alone (``engine/cuda/attention/integer_chunk.py``).
 Reduction order: that of the mirror; integers are exact in any order.
@@ -71,7 +71,7 @@ def geometry(
     d_k: int,
     d_v: int,
     name: str,
-    n_slots: int,
+    n_partials: int,
     multiprocessors: int,
     shared: int,
     early: bool,
@@ -80,7 +80,7 @@ def geometry(
     together: int = GROUP,
     mixed: bool = False,
 ) -> Geometry:
-    """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of this type.
+    """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of this type.
 
     ``shared``: bytes of shared memory that a block may have, 0 if copies to it cannot overlap with work; ``early``: no
     kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``gated``: the result is
@@ -96,7 +96,7 @@ def geometry(
     if not staged:
         warps, resident = WARPS, RESIDENT // WARPS
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
-    splits = min(n_slots, max(1, resident * multiprocessors // (n_head_kv * parts)))
+    splits = min(n_partials, max(1, resident * multiprocessors // (n_head_kv * parts)))
     return Geometry(
         attend_integer_chunks(name, d_k, d_v, group, early, warps, resident, staged),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
@@ -109,7 +109,7 @@ def geometry(
         early,
         gated,
         block,
-        n_slots,
+        n_partials,
         sinks,
         together,
     )
@@ -144,11 +144,10 @@ def attend_integer_chunks(
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk of a cache of i8 or i12 (``name``).
 
-    Arguments: q, q_scales, keys, values, positions, sequences, table, weights, sums, rows (that all belong to the sequence of
-    the first of them: those of the pass, or 1 if it is mixed), pages, stride (chunks of a row of the table), slots, window,
-    scale (not used: queries have it).
-    ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``: of a block, of which ``resident`` fit on a
-    multiprocessor; ``staged``: each has a chunk in shared memory.
+    Arguments: q, q_scales, keys, values, positions, sequences, table, weights, sums, rows (that all belong to the sequence
+    of the first of them: those of the pass, or 1 if it is mixed), pages, stride (chunks of a row of the table), partials,
+    window, scale (not used: queries have it).  ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``:
+    of a block, of which ``resident`` fit on a multiprocessor; ``staged``: each has a chunk in shared memory.
     Grid: (n_head_kv, ceil(rows * group / 16) * (rows of the pass / rows), splits), blocks of 32 * ``warps`` threads.
     """
     of, tile = CACHE_TYPES[name], Tile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
@@ -216,16 +215,30 @@ def attend_integer_chunks(
     write_blocks = make_each(blocks, write_block)
 
     @device
-    def see(r, s, first, last, lane, weights, slot):
-        """From the scores of query r to weights; their maximum and sum go to its slot, if it is not negative."""
+    def see(r, s, first, last, lane, weights, partial):
+        """From the scores of query r to weights; their maximum and sum go to its partial, if it is not negative."""
         hide(s, r, first, last, I(lane & 3))
         m, weight = weigh(s, r, lane)
-        if slot >= 0 and lane & 3 == 0:
-            weights[2 * slot], weights[2 * slot + 1] = m, weight
+        if partial >= 0 and lane & 3 == 0:
+            weights[2 * partial], weights[2 * partial + 1] = m, weight
 
     @cuda.jit
     def attend_integer_chunks(
-        q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
+        q,
+        q_scales,
+        keys,
+        values,
+        positions,
+        sequences,
+        table,
+        weights,
+        sums,
+        rows,
+        pages,
+        stride,
+        partials,
+        window,
+        scale,
     ):
         let_next_begin()
         query = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
@@ -306,16 +319,16 @@ def attend_integer_chunks(
                 prefetch_values(values, next_at, following <= last_chunk)
             first, last = visible(position, window, chunk)
             other_first, other_last = visible(other_position, window, chunk)
-            slot = I(I(head * slots) + I(chunk - (first_visible(position, window) >> 6)))
-            other_slot = I(I(other_head * slots) + I(chunk - (first_visible(other_position, window) >> 6)))
+            partial = I(I(head * partials) + I(chunk - (first_visible(position, window) >> 6)))
+            other_partial = I(I(other_head * partials) + I(chunk - (first_visible(other_position, window) >> 6)))
             if task > last_task or first >= last:
-                slot = I(-1)
+                partial = I(-1)
             if other_task > last_task or other_first >= other_last:
-                other_slot = I(-1)
-            see(0, s, first, last, lane, weights, slot)
+                other_partial = I(-1)
+            see(0, s, first, last, lane, weights, partial)
             if both:
-                see(1, s, other_first, other_last, lane, weights, other_slot)
-            to, other_to = np.int64(slot) * d_pad, np.int64(other_slot) * d_pad
+                see(1, s, other_first, other_last, lane, weights, other_partial)
+            to, other_to = np.int64(partial) * d_pad, np.int64(other_partial) * d_pad
             if staged:
                 copies_wait_but_one()
                 cuda.syncwarp()

@@ -2,8 +2,9 @@
 
 Formula: that of ``engine/cuda/attention/combine.py`` within a group: M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) -
     M_i) + l_i exp(m_i - M_i), O likewise.
-Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_v]; slot 0 of a row is the first chunk
-    that it sees, which may be any of its group; the results the same with the groups that the row sees in place of chunks.
+Shapes: float32 weights [rows, n_head, partials, 2] (m, l), sums [rows, n_head, partials, d_v]; partial 0 of a row is that
+    of the first chunk that it sees, which may be any of its group; the results the same with the groups that the row sees
+    in place of chunks.
 Who owns what: a block owns every 32nd run of 32 chunks of a head of a row, counted from the beginning of the first group;
     each of its warps 32 of the head's elements.  No grid depends on a position.
 Reduction order: that of the mirror (``engine/cpu/attention.py``): (((0 + chunk) + chunk) + ...) in rising order.  The maximum
@@ -185,22 +186,22 @@ def make_factors(group: int) -> DeviceFunction:
 # --- the groups of a row ---------------------------------------------------------------------------------------
 
 
-def group_slots(slots: int, group: int = GROUP) -> int:
-    """The most groups of ``group`` chunks that a row sees part of, if it sees up to ``slots`` chunks."""
-    return (slots + group - 2) // group + 1
+def group_partials(partials: int, group: int = GROUP) -> int:
+    """The most groups of ``group`` chunks that a row sees part of, if it sees up to ``partials`` chunks."""
+    return (partials + group - 2) // group + 1
 
 
-def grid(slots: int, n_head: int, rows: int, group: int = GROUP) -> tuple[int, int, int]:
+def grid(partials: int, n_head: int, rows: int, group: int = GROUP) -> tuple[int, int, int]:
     """The grid of ``join_chunks``."""
-    return n_head, rows, min(RUNS, -(-group_slots(slots, group) * group // LANES))
+    return n_head, rows, min(RUNS, -(-group_partials(partials, group) * group // LANES))
 
 
 @kernel(F32P, F32P, I32P, F32P, F32P, i32, i32, i32, threads=lambda d_v, *_: d_v)
 def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
     """Join the chunks of each group of ``group``, a power of two up to 32; d_v: a multiple of 32.
 
-    Arguments: weights, sums, positions, weights and sums of the groups, slots, group slots, window; ``early``: no kernel of
-    the same chain writes the positions.
+    Arguments: weights, sums, positions, weights and sums of the groups, partials, partials of groups, window; ``early``: no
+    kernel of the same chain writes the positions.
     Grid: ``grid``, blocks of d_v.
     """
     n_shared, n_groups, last = d_v, LANES // group, group - 1
@@ -208,7 +209,7 @@ def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
     find_factors = make_factors(group)
 
     @cuda.jit
-    def join_chunks(weights, sums, positions, group_weights, group_sums, slots, group_slots, window):
+    def join_chunks(weights, sums, positions, group_weights, group_sums, partials, group_partials, window):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
@@ -229,9 +230,9 @@ def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
         n = I((place >> 6) - first_chunk + 1 + hidden)
         if early:
             wait_for_inputs()
-        weights = advance(weights, np.int64(I(I(head * slots) - hidden)) * 2)
-        sums = advance(sums, np.int64(I(I(head * slots) - hidden)) * d_v + thread)
-        to = np.int64(I(head * group_slots))
+        weights = advance(weights, np.int64(I(I(head * partials) - hidden)) * 2)
+        sums = advance(sums, np.int64(I(I(head * partials) - hidden)) * d_v + thread)
+        to = np.int64(I(head * group_partials))
         group_weights, group_sums = advance(group_weights, 2 * to), advance(group_sums, to * d_v + thread)
         factor, share, term = advance(factors, of_warp), advance(shares, of_warp), advance(terms, of_warp)
         while before < n:

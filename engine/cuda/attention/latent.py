@@ -5,8 +5,8 @@ Formula: out_h = sum_j softmax_j(scale * q_h . [c_j, k_j]) c_j over the position
     joins them.
 Shapes: q float32 [rows, n_head, width]; latents [pages, 64, width], width = rank + n_rope, as words of one float32 or two
     float16; positions, sequences int32 [rows]; table int32 [sequences, stride]: position j of a sequence is row j % 64 of
-    page table[sequence, j // 64]; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots,
-    d_pad], d_pad = rank rounded up to 32; slot = chunk.
+    page table[sequence, j // 64]; float32 weights [rows, n_head, partials, 2] (maximum, sum) and sums [rows, n_head,
+    partials, d_pad], d_pad = rank rounded up to 32; partial c of a row is that of chunk c.
 Who owns what: a block owns every ``splits``-th chunk for up to 32 of the (row, head) pairs, usually all heads of a row.  All
     rows that a block has pairs of belong to one sequence: in a mixed pass it has pairs of one row.  For scores a lane owns
     two positions, a warp every eighth pair; for weighted values a thread owns two elements of all pairs.
@@ -64,7 +64,7 @@ def geometry(
     rank: int,
     n_rope: int,
     half: bool,
-    n_slots: int,
+    n_partials: int,
     multiprocessors: int,
     shared: int,
     early: bool,
@@ -72,7 +72,7 @@ def geometry(
     slices: int = 0,
     together: int = GROUP,
 ) -> Geometry:
-    """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
+    """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of float16 (``half``) or float32.
 
     ``shared``: bytes of shared memory that a block may have; ``early``: no kernel of the same chain writes the positions, so
     they and the first page are read before ``wait_for_inputs``; ``mixed``: rows may belong to several sequences, and each is
@@ -88,7 +88,7 @@ def geometry(
         of = replace(of, slices=slices)
     parts = -(-own_rows * n_head // of.tasks)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
-    splits = min(n_slots, max(1, of.resident * multiprocessors // (parts * alone)))
+    splits = min(n_partials, max(1, of.resident * multiprocessors // (parts * alone)))
     return Geometry(
         attend_latents(half, rank, n_rope, n_head, of.tasks, of.slices, own_rows == 1, early),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
@@ -100,7 +100,7 @@ def geometry(
         rank,
         early,
         gated=False,
-        n_slots=n_slots,
+        n_partials=n_partials,
         together=together,
     )
 
@@ -124,7 +124,7 @@ def attend_latents(
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
-    Arguments: q, latents, positions, sequences, table, weights, sums, rows, stride (chunks of a row of the table), slots,
+    Arguments: q, latents, positions, sequences, table, weights, sums, rows, stride (chunks of a row of the table), partials,
     scale.  ``tasks``: (row, head) pairs of a block, a multiple of 8; ``slices``: ``Layout``; ``single``: a block has pairs of
     one row, rows is 1; ``early``: see ``geometry``.
     Grid: (ceil(rows * n_head / tasks), splits, 1), blocks of ``THREADS``; if ``single``, for each row of the pass.
@@ -166,7 +166,7 @@ def attend_latents(
                 keep4(shared, to, a, b, c, e)
 
     @device
-    def weigh(shared, places, weights, thread, task0, n, slots, chunk):
+    def weigh(shared, places, weights, thread, task0, n, partials, chunk):
         """From scores to weights, maxima and sums, one pair per warp at a time."""
         lane = I(thread & 31)
         for k in range(own_tasks):
@@ -187,12 +187,12 @@ def attend_latents(
             to[lane * apart] = U(float_bits(s if lane < last else HIDDEN))
             to[(lane + 32) * apart] = U(float_bits(u if lane + 32 < last else HIDDEN))
             if lane == 0 and t < n and last > 0:
-                at = advance(weights, (np.int64(task) * slots + chunk) * 2)
+                at = advance(weights, (np.int64(task) * partials + chunk) * 2)
                 at[0] = m
                 at[1] = total
 
     @device
-    def weighted_sum(shared, t0, places, sums, thread, task0, n, slots, chunk, first, whole):
+    def weighted_sum(shared, t0, places, sums, thread, task0, n, partials, chunk, first, whole):
         """Weighted sums of some pairs, from t0 on, for the elements of the slice in shared memory, which begins with element
         ``first``; ``whole``: every pair sees the whole chunk."""
         total = cuda.local.array(n_sums, np.float32)
@@ -214,12 +214,12 @@ def attend_latents(
                 for t in range(summed):
                     task = I(I(task0 + t0) + t)
                     if t0 + t < n and I(places[row_of(task)]) >= chunk * CHUNK:
-                        at = advance(sums, (np.int64(task) * slots + chunk) * d_pad + d)
+                        at = advance(sums, (np.int64(task) * partials + chunk) * d_pad + d)
                         at[0] = total[2 * t]
                         at[1] = total[2 * t + 1]
 
     @cuda.jit
-    def attend_latents(q, latents, positions, sequences, table, weights, sums, rows, stride, slots, scale):
+    def attend_latents(q, latents, positions, sequences, table, weights, sums, rows, stride, partials, scale):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         if single:
@@ -236,7 +236,7 @@ def attend_latents(
             own_row = I(cuda.blockIdx.z)
             first_task = np.int64(own_row) * n_head
             q = advance(q, first_task * width)
-            weights, sums = advance(weights, first_task * slots * 2), advance(sums, first_task * slots * d_pad)
+            weights, sums = advance(weights, first_task * partials * 2), advance(sums, first_task * partials * d_pad)
             positions, sequences = advance(positions, own_row), advance(sequences, own_row)
         if not early:
             wait_for_inputs()
@@ -276,7 +276,7 @@ def attend_latents(
                 own[lane] = U(float_bits(total[2 * t]))
                 own[lane + 32] = U(float_bits(total[2 * t + 1]))
             cuda.syncwarp()
-            weigh(shared, places, weights, thread, task0, n, slots, chunk)
+            weigh(shared, places, weights, thread, task0, n, partials, chunk)
             cuda.syncthreads()
             whole = lowest >= I(chunk * CHUNK + CHUNK - 1)
             # The last slice is still there.
@@ -289,7 +289,7 @@ def attend_latents(
                 t0 = I(0)
                 while t0 < n:
                     first = I(s * slice_width)
-                    weighted_sum(shared, t0, places, sums, thread, task0, n, slots, chunk, first, whole)
+                    weighted_sum(shared, t0, places, sums, thread, task0, n, partials, chunk, first, whole)
                     t0 = I(t0 + summed)
             chunk = I(chunk + cuda.gridDim.y)
             if chunk <= last_chunk:

@@ -53,14 +53,26 @@ def attend(
     """Record attention of queries over the cache up to ``positions``, of at most ``NARROW_ROWS`` rows; unless they are
     ``mixed``, all belong to sequence sequences[0].  The chunks of the result [rows, n_head * rank] are joined when it is
     used."""
-    rows, slots, device = positions.size, cache.table.shape[1], recorder.device
-    sizes = rows, latent.n_head, latent.rank, latent.n_rope, cache.k_type.bits == 16, slots
+    rows, partials, device = positions.size, cache.table.shape[1], recorder.device
+    sizes = rows, latent.n_head, latent.rank, latent.n_rope, cache.k_type.bits == 16, partials
     shape = chunks_of_latents.geometry(*sizes, device.multiprocessors, device.shared_memory, True, mixed)
-    mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, latent.n_head, latent.rank, slots))
+    mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, latent.n_head, latent.rank, partials))
     own_rows = 1 if mixed else rows
-    given = (query, cache.rows, positions, sequences, cache.table, mass, values, own_rows, slots, slots, latent.scale)
+    given = (
+        query,
+        cache.rows,
+        positions,
+        sequences,
+        cache.table,
+        mass,
+        values,
+        own_rows,
+        partials,
+        partials,
+        latent.scale,
+    )
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, given, mass=mass, values=values)
-    return Attended(mass, values, positions, None, None, shape, slots, 0, latent.n_head * latent.rank)
+    return Attended(mass, values, positions, None, None, shape, partials, 0, latent.n_head * latent.rank)
 
 
 def attend_wide(

@@ -81,29 +81,29 @@ def attend(
     The chunks of the result are joined when it is used."""
     rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
     stride = cache.table.shape[1]
-    slots = attention.slots(stride * CHUNK, window)
+    partials = attention.partials(stride * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
     options = {"early": True, "gated": heads.gated, "sinks": heads.sinks is not None, "mixed": batch.mixed}
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
     if k.whole:
         shared = recorder.device.shared_memory if recorder.device.compute_capability >= (8, 0) else 0
-        shape = integer_steps.geometry(*sizes, k.name, slots, multiprocessors, shared, **options)
+        shape = integer_steps.geometry(*sizes, k.name, partials, multiprocessors, shared, **options)
         given = query
     elif attention.takes(k, v, cache.d_k, cache.d_v):
         options["past"] = new is None
-        shape = attention.geometry(*sizes, k.bits == 16, slots, multiprocessors, **options)
+        shape = attention.geometry(*sizes, k.bits == 16, partials, multiprocessors, **options)
         given = (query[0], new or 0)
     else:
-        shape = direct_attention.geometry(*sizes, k.name, v.name, slots, multiprocessors, **options)
+        shape = direct_attention.geometry(*sizes, k.name, v.name, partials, multiprocessors, **options)
         given = query if k.quantized else (query[0], 0)
-    mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, slots))
+    mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, partials))
     # Blocks of the kernel of integers have pairs of so many rows of one sequence.
     of_sequence = 1 if k.whole and batch.mixed else rows
     read = (*given, cache.keys, cache.values, positions, recorder.slots_of(batch), cache.table)
-    seen = (*read, mass, values, of_sequence, cache.pages, stride, slots, window, heads.scale)
+    seen = (*read, mass, values, of_sequence, cache.pages, stride, partials, window, heads.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, seen, mass=mass, values=values)
-    return Attended(mass, values, positions, gate, heads.sinks, shape, slots, window, heads.n_head * cache.d_v)
+    return Attended(mass, values, positions, gate, heads.sinks, shape, partials, window, heads.n_head * cache.d_v)
 
 
 def attend_wide(

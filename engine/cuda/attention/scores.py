@@ -37,27 +37,27 @@ def make_own_keys(of: CacheType, d_k: int) -> DeviceFunction:
     return own
 
 
-def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> DeviceFunction:
+def _make_key_load(bits: int, part: int, at: int, scale_at: int) -> DeviceFunction:
     """The device function ``load(key, scale, words, scales)``: load the lane's part of a block of two adjacent positions: 8
-    dimensions of each, and the scales of both in one word, ``at`` and ``scale_at`` words further, as number ``slot``."""
+    dimensions of each, and the scales of both in one word, ``at`` and ``scale_at`` words further, as number ``part``."""
 
     @device
     def load(key, scale, words, scales):
         if bits == 8:
             a = load2(key, at)
             b = load2(key, at + 4)
-            words[4 * slot], words[4 * slot + 1] = a[0], a[1]
-            words[4 * slot + 2], words[4 * slot + 3] = b[0], b[1]
+            words[4 * part], words[4 * part + 1] = a[0], a[1]
+            words[4 * part + 2], words[4 * part + 3] = b[0], b[1]
         else:
-            words[2 * slot] = load1(key, at)
-            words[2 * slot + 1] = load1(key, at + 4)
-        scales[slot] = load1(scale, scale_at)
+            words[2 * part] = load1(key, at)
+            words[2 * part + 1] = load1(key, at + 4)
+        scales[part] = load1(scale, scale_at)
 
     return load
 
 
-def _make_key_use(bits: int, slot: int, acc_at: int) -> DeviceFunction:
-    """The device function ``use(words, scales, b0, b1, d0, d1, z0, z1, acc)``: add block number ``slot`` to the scores of two
+def _make_key_use(bits: int, part: int, acc_at: int) -> DeviceFunction:
+    """The device function ``use(words, scales, b0, b1, d0, d1, z0, z1, acc)``: add block number ``part`` to the scores of two
     positions and two pairs, acc[acc_at : acc_at + 4].
 
     b0, b1: words of all pairs as a tensor-core lane takes them; d0, d1: scales of the lane's two pairs; z0, z1: eight times
@@ -67,13 +67,13 @@ def _make_key_use(bits: int, slot: int, acc_at: int) -> DeviceFunction:
     @device
     def use(words, scales, b0, b1, d0, d1, z0, z1, acc):
         if bits == 8:
-            a0, a2, a1, a3 = words[4 * slot], words[4 * slot + 1], words[4 * slot + 2], words[4 * slot + 3]
+            a0, a2, a1, a3 = words[4 * part], words[4 * part + 1], words[4 * part + 2], words[4 * part + 3]
             s0, s1, s2, s3 = mma32(a0, a1, a2, a3, b0, b1)
         else:
-            a, b = words[2 * slot], words[2 * slot + 1]
+            a, b = words[2 * part], words[2 * part + 1]
             sums = mma32(nibbles(a, 0), nibbles(b, 0), nibbles(a, 4), nibbles(b, 4), b0, b1)
             s0, s1, s2, s3 = I(sums[0] - z0), I(sums[1] - z1), I(sums[2] - z0), I(sums[3] - z1)
-        x, y = low_half(scales[slot]), high_half(scales[slot])
+        x, y = low_half(scales[part]), high_half(scales[part])
         acc[acc_at] = fma(d0 * x, F(s0), acc[acc_at])
         acc[acc_at + 1] = fma(d1 * x, F(s1), acc[acc_at + 1])
         acc[acc_at + 2] = fma(d0 * y, F(s2), acc[acc_at + 2])
@@ -97,8 +97,8 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
     per_block = tiles // wide
     units, rounds = n * per_block, blocks // n
     ahead = units if bits == 4 or units < 6 else units // 2 if rounds == 1 else per_block
-    n_slots = ahead * wide
-    n_words, n_acc = n_slots * bits // 2, 4 * tiles
+    n_parts = ahead * wide
+    n_words, n_acc = n_parts * bits // 2, 4 * tiles
 
     def make_load(unit: int, k: int) -> DeviceFunction:
         block, tile = unit // per_block, unit % per_block * wide + k
@@ -131,8 +131,8 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
         """The units from ``unit`` to the last of this round."""
         rest = make_from(unit + 1) if unit + 1 < units else None
         last, opens, within = unit + 1 == units, unit % per_block == 0, unit + ahead < units
-        at, slot, acc_at = unit // per_block * PAIRS, unit % ahead * wide, unit % per_block * wide * 4
-        use0, use1 = (_make_key_use(bits, slot + k, acc_at + 4 * k) for k in (0, wide - 1))
+        at, part, acc_at = unit // per_block * PAIRS, unit % ahead * wide, unit % per_block * wide * 4
+        use0, use1 = (_make_key_use(bits, part + k, acc_at + 4 * k) for k in (0, wide - 1))
         load = make_unit_load(unit + ahead)
 
         @device
@@ -172,7 +172,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, De
                 query, d = advance(query, n * PAIRS * 8), advance(d, n * PAIRS)
                 left = I(left - 1)
 
-    return n_words, n_slots, load, score
+    return n_words, n_parts, load, score
 
 
 # --- scores of float keys --------------------------------------------------------------------------------------

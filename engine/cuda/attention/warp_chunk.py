@@ -72,10 +72,10 @@ def make_chunk_of_a_warp(
 ) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions for a warp that processes a chunk: ``take_scores(keys, query, d, scores, lane)`` and, from
     there to weights and sums of all pairs, ``take_values(values, scores, limits, places, weights, sums, lane, n, task0,
-    head0, n_head, slots, window, chunk)``.
+    head0, n_head, partials, window, chunk)``.
 
     No warp waits for another.  Each warp has its own scores float32 [tasks, 64] and limits int32 [3, tasks]: the first
-    position that a pair sees, the one after the last, and the slot where its sums go, -1 if it sees none.
+    position that a pair sees, the one after the last, and the partial where its sums go, -1 if it sees none.
     """
     columns = d_v // OWNED
     sets = min(tasks, 32 // columns) if 32 % columns == 0 else 1
@@ -94,20 +94,20 @@ def make_chunk_of_a_warp(
     row_of, head_of, _, _ = make_weigh(group, tasks, pitch, 32, single)
 
     @device
-    def look(places, limits, lane, n, task0, head0, n_head, slots, window, chunk):
+    def look(places, limits, lane, n, task0, head0, n_head, partials, window, chunk):
         """Write the limits of a lane's pair; returns the ranges of the chunk that any pair, and all pairs, see, and the
-        lane's slot."""
+        lane's partial."""
         t = min(lane, I(n - 1))
         place = places[row_of(I(task0 + t))]
         first, last = visible(place, window, chunk)
-        slot = I(head_of(I(task0 + t), n_head, head0) * slots + chunk - (first_visible(place, window) >> 6))
+        partial = I(head_of(I(task0 + t), n_head, head0) * partials + chunk - (first_visible(place, window) >> 6))
         if lane >= n or first >= last:
-            slot = I(-1)
+            partial = I(-1)
         if lane < tasks:
-            limits[lane], limits[tasks + lane], limits[n_places + lane] = first, last, slot
+            limits[lane], limits[tasks + lane], limits[n_places + lane] = first, last, partial
         if single:
-            return first, last, first, last, slot
-        return I(-lanes_max(I(-first))), lanes_max(last), lanes_max(first), I(-lanes_max(I(-last))), slot
+            return first, last, first, last, partial
+        return I(-lanes_max(I(-first))), lanes_max(last), lanes_max(first), I(-lanes_max(I(-last))), partial
 
     @device
     def masked(scores, limits, t, first, last, lane):
@@ -165,15 +165,17 @@ def make_chunk_of_a_warp(
         score(keys, query, d, scores, lane)
 
     @device
-    def take_values(values, scores, limits, places, weights, sums, lane, n, task0, head0, n_head, slots, window, chunk):
+    def take_values(
+        values, scores, limits, places, weights, sums, lane, n, task0, head0, n_head, partials, window, chunk
+    ):
         words = cuda.local.array(n_value, np.uint32)
         scales = cuda.local.array(span, np.uint16)
         total = cuda.local.array(n_total, np.float32)
         t0, column = I(lane // own_columns * pitch), I(lane % own_columns)
         shift = I(4 * (column & 1))
         firsts, lasts = advance(limits, t0), advance(limits, I(tasks + t0))
-        seen = look(places, limits, lane, n, task0, head0, n_head, slots, window, chunk)
-        begin, end, inner_begin, inner_end, slot = seen
+        seen = look(places, limits, lane, n, task0, head0, n_head, partials, window, chunk)
+        begin, end, inner_begin, inner_end, partial = seen
         middle = I((inner_begin + STEP - 1) & ~(STEP - 1))
         spans_end = I(middle + max(I(inner_end - middle), I(0)) // span * span)
         owner, full = t0 < tasks, middle < spans_end
@@ -182,8 +184,8 @@ def make_chunk_of_a_warp(
             load_first(value, value_scales, middle, words, scales)
         cuda.syncwarp()
         top, mass = weigh(scores, limits, begin, end, lane)
-        if slot >= 0:
-            weights[2 * slot], weights[2 * slot + 1] = top, mass
+        if partial >= 0:
+            weights[2 * partial], weights[2 * partial + 1] = top, mass
         cuda.syncwarp()
         p = advance(scores, I(t0 * CHUNK))
         left = I(passes)

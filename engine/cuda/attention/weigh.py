@@ -2,7 +2,7 @@
 
 Formula: m = max of the visible scores, p_j = exp(score_j - m), l = sum of p_j (``engine/cpu/attention.py``).
 Shapes: scores float32 [tasks / shared_by, 64, shared_by], in shared memory; ``combine.py`` reads m and l from weights [rows,
-    n_head, slots, 2].
+    n_head, partials, 2].
 Who owns what: a warp at a time owns a pair, a lane positions ``lane`` and ``lane + 32``.
 Reduction order: the halving tree of 64 for the sum; a maximum is exact in any order.
 Bytes moved: 8 of shared memory per score, 8 per pair and chunk out.
@@ -79,7 +79,7 @@ def make_weigh(
                     masses[k] = s + u
 
     @device
-    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):
+    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, partials, window, chunk):
         """Write maxima and sums to where ``combine`` reads them."""
         lane = I(thread & 31)
         for k in range(weigh_rounds):
@@ -91,8 +91,8 @@ def make_weigh(
                     total = fold32(masses[k])
                     if lane == 0:
                         head = head_of(I(task0 + t), n_head, head0)
-                        slot = I(chunk - (first_visible(place, window) >> 6))
-                        at = advance(weights, (np.int64(head) * slots + slot) * 2)
+                        partial = I(chunk - (first_visible(place, window) >> 6))
+                        at = advance(weights, (np.int64(head) * partials + partial) * 2)
                         at[0] = tops[k]
                         at[1] = total
 

@@ -160,7 +160,7 @@ class Attended(Deferred):
     gate: Tensor | None
     sinks: Tensor | None
     geometry: attention.Geometry
-    slots: int
+    partials: int
     window: int
     columns: int
 
@@ -175,23 +175,23 @@ class Attended(Deferred):
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that joins the chunks."""
-        shape, arguments = self.geometry, (*self._parts, out, self.slots, self.window)
+        shape, arguments = self.geometry, (*self._parts, out, self.partials, self.window)
         recorder.launch(shape.combine, shape.combine_grid, shape.combine_block, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
         """The value as int8.  Two kernels compute it if that is faster."""
         if wide or not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, wide)
-        to, parts, slots, shape = recorder.int8(unit, *self.shape), self._parts, self.slots, self.geometry
+        to, parts, partials, shape = recorder.int8(unit, *self.shape), self._parts, self.partials, self.geometry
         if shape.join:
             (rows, columns), d_v = self.shape, shape.d_v
-            n_head, slots = columns // d_v, join.group_slots(self.slots, shape.together)
-            mass, values = (recorder.empty((rows * n_head * slots * n,)) for n in (2, d_v))
-            arguments = (*parts[:3], mass, values, self.slots, slots, self.window)
-            grid = join.grid(self.slots, n_head, rows, shape.together)
+            n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
+            mass, values = (recorder.empty((rows * n_head * partials * n,)) for n in (2, d_v))
+            arguments = (*parts[:3], mass, values, self.partials, partials, self.window)
+            grid = join.grid(self.partials, n_head, rows, shape.together)
             recorder.launch(shape.join, grid, d_v, arguments, mass=mass, values=values)
             parts = (mass, values, *parts[2:])
-        arguments = (*parts, *to, self.columns, slots, self.window)
+        arguments = (*parts, *to, self.columns, partials, self.window)
         recorder.launch(shape.quantized(unit), self.run_grid, quantize.RUN, arguments, **to._asdict())
         return to
 

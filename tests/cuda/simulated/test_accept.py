@@ -13,7 +13,7 @@ if not SIMULATED:
 
 from engine.cpu import accept as law
 from engine.cuda import accept, sample
-from engine.cuda.accept import EMPTY, MOST_K, SLOT
+from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
 from engine.cuda.runtime.simulator import run
 from engine.limits import DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplerParams
@@ -21,7 +21,7 @@ from engine.speculative.params import MODES
 from tests.tiers import few
 
 N_CTX = 40
-SLOTS = 4
+RING_STEPS = 4
 N_VOCAB = 500
 
 
@@ -89,17 +89,17 @@ class Step:
         tokens[1:rows] = self.drafts
         positions = self.at + np.arange(DECODE_ROWS, dtype=np.int32)
         history, certain = np.full(N_CTX, -99, np.int32), np.array([self.at], np.int32)
-        ring, step = np.full((SLOTS, SLOT), EMPTY, np.int32), np.array([done], np.int32)
+        ring, step = np.full((RING_STEPS, RESULT_WORDS), EMPTY, np.int32), np.array([done], np.int32)
         params = sample.pack_params(Sampler(SamplerParams(seed=self.seed), N_VOCAB), self.p_accept)
         starts, slots = np.array([0, rows], np.int32), np.zeros(DECODE_ROWS, np.int32)
-        state = [found, starts, N_CTX, tokens, positions, slots, history, certain, ring, ring, SLOTS, step, params]
+        state = [found, starts, N_CTX, tokens, positions, slots, history, certain, ring, ring, RING_STEPS, step, params]
         run(accept.accept(mode), 1, 32 if mode == "exact" else MOST_K, [*state, *self.lists(mode)], seed=done)
 
-        slot = ring[done % SLOTS]
-        count = int(slot[0])
-        words = slot[1 : 1 + count].tolist()
-        assert (slot[1 + count :] == EMPTY).all()
-        assert (np.delete(ring, done % SLOTS, axis=0) == EMPTY).all()
+        result = ring[done % RING_STEPS]
+        count = int(result[0])
+        words = result[1 : 1 + count].tolist()
+        assert (result[1 + count :] == EMPTY).all()
+        assert (np.delete(ring, done % RING_STEPS, axis=0) == EMPTY).all()
         assert step[0] == done + 1
         assert tokens[0] == max(words[-1], 0) and tokens[1:rows].tolist() == self.drafts
         expected = np.full(N_CTX, -99, np.int32)
@@ -298,7 +298,10 @@ def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entri
         params[slot] = sample.pack_params(Sampler(SamplerParams(seed=step.seed), N_VOCAB), step.p_accept)[0]
         for mine, its in ((target, step.target), (source, step.source)):
             mine.ids[part], mine.p[part], mine.n[part] = its.ids[:n], its.p[:n], its.n[:n]
-    history, ring = np.full((n_slots, N_CTX), -99, np.int32), np.full((n_slots, SLOTS, SLOT), EMPTY, np.int32)
+    history, ring = (
+        np.full((n_slots, N_CTX), -99, np.int32),
+        np.full((n_slots, RING_STEPS, RESULT_WORDS), EMPTY, np.int32),
+    )
     certain = np.full(n_slots, -99, np.int32)
     certain[slots] = [step.at for step in steps]
     after = [array.copy() for array in (tokens, positions, history, ring, done, certain)]
@@ -308,10 +311,10 @@ def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entri
         after[0][start] = max(words[-1], 0)
         after[1][start : start + len(step.found)] += n
         after[2][slot, step.at + 1 : end] = [max(word, 0) for word in words]
-        after[3][slot, done[slot] % SLOTS, : 1 + n] = [n, *words]
+        after[3][slot, done[slot] % RING_STEPS, : 1 + n] = [n, *words]
         after[4][slot] += 1
         after[5][slot] += n
-    state = [found, starts, N_CTX, tokens, positions, sequences, history, certain, ring, ring, SLOTS, done, params]
+    state = [found, starts, N_CTX, tokens, positions, sequences, history, certain, ring, ring, RING_STEPS, done, params]
     lists = Step([], [], target=target, source=source).lists(mode)
     run(accept.accept(mode), entries, 32 if mode == "exact" else MOST_K, [*state, *lists], seed=int(used))
     for array, expected in zip((tokens, positions, history, ring, done, certain), after, strict=True):

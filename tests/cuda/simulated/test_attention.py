@@ -97,11 +97,11 @@ def agree(
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
 
-    n_slots = attention.slots(max(ends), window)
+    n_partials = attention.partials(max(ends), window)
     options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed}
-    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated, **options)
+    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_partials, 3, early, tasks, gated, **options)
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
-    weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
+    weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_partials))
     out = np.full_like(expected, np.nan)
     page, lane = cache.table[of_rows, at // CHUNK], at % CHUNK
     new_keys, new_values = keys[:, page, :, lane], values[:, page, lane]
@@ -126,8 +126,8 @@ def agree(
         cache.table.shape[1],
     ]
     with appending(append) if unseen else nullcontext():
-        run(plan.attend, grid, plan.attend_block, [*arguments, n_slots, window, SCALE], seed=seed)
-    arguments = [weights, sums, at, gate, sinks, out, n_slots, window]
+        run(plan.attend, grid, plan.attend_block, [*arguments, n_partials, window, SCALE], seed=seed)
+    arguments = [weights, sums, at, gate, sinks, out, n_partials, window]
     run(plan.combine, plan.combine_grid, plan.combine_block, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
 
@@ -199,9 +199,9 @@ def test_windows(window: int, positions: list[int]) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 3, 32, 63, 64, 65, 66, 128, 500])
-def test_slots_are_as_many_as_a_row_can_see(window: int) -> None:
+def test_partials_are_as_many_as_a_row_can_see(window: int) -> None:
     seen = [p // CHUNK - (max(0, p - window + 1) if window else 0) // CHUNK + 1 for p in range(1000)]
-    assert attention.slots(1000, window) == max(seen)
+    assert attention.partials(1000, window) == max(seen)
 
 
 def test_positions_that_do_not_follow_one_another() -> None:
@@ -306,8 +306,8 @@ def test_chunks_joined_and_quantized(
     three blocks."""
     rng = np.random.default_rng(sum(positions))
     rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
-    n_slots = attention.slots(max(positions) + 1, window)
-    sizes = rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True
+    n_partials = attention.partials(max(positions) + 1, window)
+    sizes = rows, n_head, 1, 2, min(d_v, 256), True, n_partials, 3, True
     plan = attention.geometry(*sizes, gated=gated, sinks=sunk, together=group)
 
     def kernel(gated: bool, rotated: int) -> Any:
@@ -315,10 +315,10 @@ def test_chunks_joined_and_quantized(
 
     plan = replace(plan, d_v=d_v, combine=kernel(gated, 0), combine_grid=(n_head, rows, d_v // 32))
     assert plan.quantizes
-    weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
+    weights = rng.normal(size=(rows, n_head, n_partials, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
     weights[:, :, ::3, 0] = 0.25  # equally large in some chunks
-    sums = rng.normal(size=(rows, n_head, n_slots, d_v)).astype(np.float32)
+    sums = rng.normal(size=(rows, n_head, n_partials, d_v)).astype(np.float32)
     sums[rng.random(sums.shape) < 0.1] = -0.0
     sums[..., ::7] = -0.0
     sums[0, 0] *= np.float32(2.0**-110)  # a head, in one case a unit, that counts as zero
@@ -329,7 +329,7 @@ def test_chunks_joined_and_quantized(
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(5) if gated else None
     out = np.full((rows, columns), np.nan, np.float32)
     sinks = rng.normal(size=n_head).astype(np.float32) * np.float32(3) if sunk else None
-    arguments = [weights, sums, at, gate, sinks, out, n_slots, window]
+    arguments = [weights, sums, at, gate, sinks, out, n_partials, window]
     run(kernel(False, 0), plan.combine_grid, plan.combine_block, arguments)
     for row, (first, n) in enumerate(zip(firsts, seen, strict=True)):
         heads = [
@@ -351,14 +351,14 @@ def test_chunks_joined_and_quantized(
     words = quantize.activation_words(unit, rows, columns)
     q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
     grid = (-(-columns // quantize.RUN), rows)
-    arguments = [weights, sums, at, gate, sinks, q, d, totals, columns, n_slots, window]
+    arguments = [weights, sums, at, gate, sinks, q, d, totals, columns, n_partials, window]
     run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
     # The same by two kernels.
-    n_groups = join.group_slots(n_slots, group)
+    n_groups = join.group_partials(n_partials, group)
     weights_of_groups, sums_of_groups = ((rows, n_head, n_groups, n) for n in (2, d_v))
     inner = np.full(weights_of_groups, np.nan, np.float32), np.full(sums_of_groups, np.nan, np.float32)
-    arguments = [weights, sums, at, *inner, n_slots, n_groups, window]
-    few_blocks = (*join.grid(n_slots, n_head, rows, group)[:2], 1 + rows % 2)
+    arguments = [weights, sums, at, *inner, n_partials, n_groups, window]
+    few_blocks = (*join.grid(n_partials, n_head, rows, group)[:2], 1 + rows % 2)
     run(join.join_chunks(d_v, True, group), few_blocks, d_v, arguments, seed=1)
     in_two = [np.zeros_like(x) for x in (q, d, totals)]
     arguments = [*inner, at, gate, sinks, *in_two, columns, n_groups, window]
@@ -382,20 +382,20 @@ def test_chunks_joined_and_quantized(
 def test_what_is_not_quantized_at_once() -> None:
     """Heads for which the elements of a warp would belong to two, and many chunks of a single row."""
     assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
-    for rows, n_slots, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
-        assert attention.geometry(rows, 2, 1, 64, 64, True, n_slots, 3, True).quantizes == at_once
-        sizes = rows, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True
+    for rows, n_partials, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
+        assert attention.geometry(rows, 2, 1, 64, 64, True, n_partials, 3, True).quantizes == at_once
+        sizes = rows, 2, 1, 64, 64, "q8_0", "q8_0", n_partials, 3, True
         assert direct_attention.geometry(*sizes).quantizes == at_once
-        plan = integer_steps.geometry(rows, 2, 1, 64, 64, "i8", n_slots, 3, 0, True)
-        assert plan.quantizes and (plan.join is not None) == (n_slots > 128) == plan.quantized(32).constants[-1]
+        plan = integer_steps.geometry(rows, 2, 1, 64, 64, "i8", n_partials, 3, 0, True)
+        assert plan.quantizes and (plan.join is not None) == (n_partials > 128) == plan.quantized(32).constants[-1]
 
 
 @pytest.mark.parametrize(
-    ("slots", "group", "expected"), [(1, 8, 1), (2, 8, 2), (9, 8, 2), (10, 8, 3), (64, 8, 9), (3, 2, 2)]
+    ("partials", "group", "expected"), [(1, 8, 1), (2, 8, 2), (9, 8, 2), (10, 8, 3), (64, 8, 9), (3, 2, 2)]
 )
-def test_slots_of_groups_are_as_many_as_a_row_can_see(slots: int, group: int, expected: int) -> None:
-    seen = [(first + slots - 1) // group - first // group + 1 for first in range(2 * group)]
-    assert join.group_slots(slots, group) == max(seen) == expected
+def test_partials_of_groups_are_as_many_as_a_row_can_see(partials: int, group: int, expected: int) -> None:
+    seen = [(first + partials - 1) // group - first // group + 1 for first in range(2 * group)]
+    assert join.group_partials(partials, group) == max(seen) == expected
 
 
 @pytest.mark.parametrize("group", [3, 12])

@@ -95,7 +95,7 @@ def agree(
     rng = np.random.default_rng(sum(passes) + start)
     d, n_v = net.state_size, net.n_v
     memory = random_memory(net, rewind, start, rng, slot)
-    ours, length, slots = copy(memory), memory.conv.shape[1], memory.states.shape[1]
+    ours, length, segments = copy(memory), memory.conv.shape[1], memory.states.shape[1]
     for rows in passes:
         if rows < 0:
             start += rows
@@ -107,7 +107,7 @@ def agree(
         expected = cpu.delta_net(net, x, [alpha, beta], memory, Batch(positions, positions, sequences))
         out = np.full((rows, n_v * d), np.nan, F)
         most = 1 if rows == 1 else -(-rows // 8) * 8
-        numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
+        numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, segments)
         given = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, sequences, *numbers]
         kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
         run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, [*given, *arrays_of(ours).values(), out], seed=seed)
@@ -252,7 +252,7 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     ("sizes", "grouped", "passes", "rewind", "start"),
     few(
         [
-            # More segments than there are slots, so that the first is overwritten; then a step.
+            # More segments than the ring has, so that the first is overwritten; then a step.
             ((1, 2, 32, 4), False, [29, 2], 1, 5),
             ((2, 4, 32, 2), True, [17], 20, 0),
             ((1, 1, 96, 1), False, [37, 2, 19], 1, 15),

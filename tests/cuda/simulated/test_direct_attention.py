@@ -103,22 +103,26 @@ def agree(
     mirror.attend(k.bits, v.bits, group)(q, integers, scales, *read, SCALE, window, sinks, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
 
-    n_slots, stride = attention.slots(max(ends), window), cache.table.shape[1]
+    n_partials, stride = attention.partials(max(ends), window), cache.table.shape[1]
     sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
     options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed}
-    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks, **options)
+    plan = direct_attention.geometry(*sizes, n_partials, 3, early, tasks, **options)
     grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
     if splits:
-        attend = attend.kernel(*attend.constants[:-1], k.quantized and n_slots > splits)
-    weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
+        attend = attend.kernel(*attend.constants[:-1], k.quantized and n_partials > splits)
+    weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_partials))
     query: tuple[Any, ...] = (integers, scales) if k.quantized else (q, None)
-    arguments = [*query, *read, weights, sums, rows, cache.pages, stride, n_slots, window, SCALE]
+    arguments = [*query, *read, weights, sums, rows, cache.pages, stride, n_partials, window, SCALE]
     run(attend, grid, plan.attend_block, arguments, seed=seed)
     assert plan.rotated == (BLOCK if v.quantized else 0)
     joined = attention.combine(d_v, early, False, 0, plan.sinks, group)
     out = np.full_like(expected, np.nan)
     run(
-        joined, plan.combine_grid, plan.combine_block, [weights, sums, at, None, sinks, out, n_slots, window], seed=seed
+        joined,
+        plan.combine_grid,
+        plan.combine_block,
+        [weights, sums, at, None, sinks, out, n_partials, window],
+        seed=seed,
     )
     assert out.tobytes() == expected.tobytes()
 

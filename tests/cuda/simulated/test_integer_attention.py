@@ -186,15 +186,15 @@ def steps_agree(
     d_v, mixed = d_v or d_k, slots is not None
     case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, 0, slots)
     expected = case.expected(sinks, 2)
-    n_slots = attend.slots(max(positions) + 1, window)
+    n_partials = attend.partials(max(positions) + 1, window)
     sizes = case.rows, n_head, n_head_kv, d_k, d_v, name
-    plan = integer_steps.geometry(*sizes, n_slots, 3, shared, early, sinks=sinks.size > 0, together=2, mixed=mixed)
-    weights, sums = (np.full(n, np.nan, np.float32) for n in attend.scratch(case.rows, n_head, d_v, n_slots))
-    rest = weights, sums, 1 if mixed else case.rows, *case.sizes, n_slots, window, SCALE
+    plan = integer_steps.geometry(*sizes, n_partials, 3, shared, early, sinks=sinks.size > 0, together=2, mixed=mixed)
+    weights, sums = (np.full(n, np.nan, np.float32) for n in attend.scratch(case.rows, n_head, d_v, n_partials))
+    rest = weights, sums, 1 if mixed else case.rows, *case.sizes, n_partials, window, SCALE
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     run(plan.attend, grid, plan.attend_block, [case.query, case.scales, *case.read, *rest], seed=seed)
     out = np.full_like(expected, np.nan)
-    arguments = [weights, sums, case.at, None, sinks, out, n_slots, window]
+    arguments = [weights, sums, case.at, None, sinks, out, n_partials, window]
     run(plan.combine, plan.combine_grid, plan.combine_block, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
 

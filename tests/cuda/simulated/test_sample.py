@@ -17,7 +17,7 @@ if not SIMULATED:
 from engine.cpu.accept import probabilities
 from engine.cpu.sample import pack
 from engine.cuda import sample
-from engine.cuda.accept import EMPTY, MOST_K, SLOT
+from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.simulator import run
 from engine.errors import ModelError, UsageError
@@ -26,7 +26,7 @@ from engine.sampling.sampler import Sampler, SamplerParams
 from tests.tiers import few
 
 N_CTX = 40
-SLOTS = 4
+RING_STEPS = 4
 
 
 class Machine:
@@ -376,7 +376,7 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
     """Plain steps that follow each other, past the end of the ring and of the context."""
     params = SamplerParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
     history, sampler = [3] * (N_CTX - 6), Sampler(params, 100)
-    state, machine = Machine(history), sample.DeviceSampler(cast(Any, device), 100, N_CTX, SLOTS)
+    state, machine = Machine(history), sample.DeviceSampler(cast(Any, device), 100, N_CTX, RING_STEPS)
     rows, at = device.rows_of(state), device.add(state.at)
     machine.begin(sampler)
     for step in range(8):
@@ -394,7 +394,7 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
 def test_device_sampler(device: FakeDevice) -> None:
     """Two samplers, one after the other; the host reads results after every third step."""
     n, prompt = 200, [5, 6]
-    machine = sample.DeviceSampler(cast(Any, device), n, N_CTX, SLOTS)
+    machine = sample.DeviceSampler(cast(Any, device), n, N_CTX, RING_STEPS)
     for params in (SamplerParams(temperature=0), SamplerParams(top_k=9, repeat_penalty=1.8, seed=3)):
         sampler, choice = Sampler(params, n), (params.greedy, sample.edits(params))
         machine.begin(sampler)
@@ -415,7 +415,7 @@ def test_device_sampler(device: FakeDevice) -> None:
 def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None:
     """A step of 3 rows with certain drafts, the first of which is what the target chooses, and one that cannot be sampled."""
     params = SamplerParams(temperature=temperature, top_k=8, seed=11)
-    sampler, machine = Sampler(params, 70), sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
+    sampler, machine = Sampler(params, 70), sample.DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS)
     machine.begin(sampler, mode, p_accept=2.0)
     state, logits = Machine([5]), np.array([logits_of(70, row) for row in range(3)])
     first = [sampler.sample(x, 1 + row) for row, x in enumerate(logits)]
@@ -441,14 +441,16 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
     assert machine.ready() and machine.ring[0, 1, :2].tolist() == [1, sample.NAN]
     with pytest.raises(ModelError, match="NaN"):
         machine.take()
-    assert not machine.ready() and machine.ring[0, 1, 0] == EMPTY and machine.ring.shape == (1, SLOTS, SLOT)
+    assert (
+        not machine.ready() and machine.ring[0, 1, 0] == EMPTY and machine.ring.shape == (1, RING_STEPS, RESULT_WORDS)
+    )
 
 
 @pytest.mark.parametrize(("mode", "keeps"), [("exact", False), ("ratio", True), ("p-min", False)])
 def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None:
     """Tokens are only found, and candidates stored if their probabilities will be needed."""
     sampler = Sampler(SamplerParams(top_k=5, seed=2), 70)
-    machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
+    machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS)
     machine.begin(sampler, mode)
     state, logits = Machine([5, 6]), logits_of(70, 3)
     machine.launch_draft(device.add(logits.copy()), 70, device.rows_of(state, 4), False, False, mode, draft=2)
@@ -481,7 +483,7 @@ class Answers:
         self.device, self.slots, self.mode = device, slots, mode
         device.simulate_maxima = False
         n_slots = max(slots) + 2
-        self.machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS, n_slots)
+        self.machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS, n_slots)
         self.samplers = [Sampler(params, 70) for params in ANSWERS[: len(slots)]]
         self.known = [[*range(3 + e)] for e in range(len(slots))]
         self.history = np.full((n_slots, N_CTX), -99, np.int32)
