@@ -9,14 +9,14 @@ from engine.errors import UsageError
 from engine.grammar.grammar import Grammar
 
 
-class Model(Protocol):
+class SchemaModel(Protocol):
     """A class that describes its objects by a JSON schema, such as a subclass of ``pydantic.BaseModel``."""
 
     def model_json_schema(self) -> dict[str, Any]:
         """The schema."""
 
 
-Schema = Mapping[str, Any] | Model
+Schema = Mapping[str, Any] | SchemaModel
 """What an answer in JSON follows: a JSON schema, or a class with ``model_json_schema``."""
 
 

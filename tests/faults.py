@@ -964,7 +964,7 @@ FAULTS = (
         "memory of a result that is still read",
         "threads",
         "engine/cpu/runtime/pool.py",
-        "        return np.asarray(Block(self, slab))[:wanted].view(dtype).reshape(shape)",
+        "        return np.asarray(Allocation(self, slab))[:wanted].view(dtype).reshape(shape)",
         "        self.give_back(slab)\n        return slab[:wanted].view(dtype).reshape(shape)",
         "a later operation of the pass overwrites what another one has yet to read",
         ("tests/cpu/test_programs.py",),

@@ -12,7 +12,7 @@ from engine.cli.report import name_of
 from engine.cli.session import Session
 from engine.cli.texts import read_text
 from engine.errors import ContextError, DeviceError, UsageError
-from engine.hub.catalog import CATALOG, Model, is_present
+from engine.hub.catalog import CATALOG, CatalogEntry, is_present
 from engine.hub.resolve import resolve
 
 KEYS = """\
@@ -226,7 +226,7 @@ def _model(session: Session, argument: str) -> None:
         report.line(f"the {count} messages of the conversation will be read again with your next message")
 
 
-def _about(model: Model) -> str:
+def _about(model: CatalogEntry) -> str:
     return model.description + ("" if is_present(model) else f", a download of {model.n_bytes / 1e6:.0f} MB")
 
 

@@ -29,7 +29,7 @@ LINE_WORDS = 16
 """Words of a line of the CPU's caches."""
 
 
-class Products:
+class IntegerProducts:
     """Sums of products of ``rows`` times four int16 and of integers of ``bits`` bits, in a tile of columns.
 
     An integer is a byte (i8), or 16 times a byte and four bits without a sign (i12), of which the products take 16 times.  A
@@ -151,7 +151,7 @@ def make_scores(bits: int, rows: int, instructions: str = host()) -> Callable[..
     def scores(typingctx, queries, dq, at, keys, word, ahead, dk, d, blocks, p):
         def codegen(context, builder, sig, args):
             code = _code(builder, instructions)
-            own = Products(code, bits, rows)
+            own = IntegerProducts(code, bits, rows)
             queries, dq, keys, dk, p = (data_of(context, builder, sig.args[k], args[k]) for k in (0, 1, 3, 6, 9))
             at, word, ahead, d, blocks = (args[k] for k in (2, 4, 5, 7, 8))
             block = builder.sdiv(d, blocks)
@@ -208,7 +208,7 @@ def make_values(bits: int, rows: int, least: int, instructions: str = host()) ->
     def put_values(typingctx, weights, factors, values, word, ahead, d, b, block, o):
         def codegen(context, builder, sig, args):
             code = _code(builder, instructions)
-            own = Products(code, bits, rows)
+            own = IntegerProducts(code, bits, rows)
             weights, factors, values, o = (data_of(context, builder, sig.args[k], args[k]) for k in (0, 1, 2, 8))
             word, ahead, d, b, block = args[3:8]
             values, half = code.at(values, code.times(word, 4)), builder.lshr(block, ir.Constant(I64, 1))

@@ -42,7 +42,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.jobs import gpu_job
-from engine.cuda.runtime.memory import Memory
+from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
@@ -98,7 +98,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             self.max_rows = min(self.max_rows, NARROW_ROWS)
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
-        self._memory = Memory(self.device)
+        self._memory = PersistentMemory(self.device)
         #: The tensors of files that are being loaded.
         self._mapped: list[np.ndarray] = []
         #: The groups of rows of products of groups, by their number.

@@ -112,7 +112,7 @@ def append(half: bool, mixed: bool) -> KernelCode:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class CompressedGeometry:
     """The launches of a pass.
 
     attend: the kernel; parts: the blocks of a row; partials: chunks of a row with blocks of their own, of which ``listed``
@@ -136,7 +136,7 @@ def geometry(
     shared: int,
     step: bool,
     mixed: bool,
-) -> Geometry:
+) -> CompressedGeometry:
     """Launches for ``rows`` rows whose lists have at most ``listed`` chunks and whose windows have ``window`` positions.
 
     shared: bytes of shared memory that a block may have; step: whether each chunk has blocks of its own; mixed: whether rows
@@ -156,7 +156,7 @@ def geometry(
     of = layout(half, d, 0, n_head, shared, most, True, RESIDENT if step else 1)
     sizes = half, d, of.tasks, of.slices
     attend = attend_compressed_chunks(*sizes, mixed) if step else attend_compressed(*sizes)
-    return Geometry(attend, -(-n_head // of.tasks), partials if step else 0, listed)
+    return CompressedGeometry(attend, -(-n_head // of.tasks), partials if step else 0, listed)
 
 
 # --- one chunk -------------------------------------------------------------------------------------------------

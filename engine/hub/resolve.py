@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.checks import described
 from engine.errors import FetchError, UsageError
-from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, model_file
+from engine.hub.catalog import CATALOG, DEFAULT, CatalogEntry, Progress, is_present, model_file
 
 
 def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
@@ -52,7 +52,7 @@ def names_model(text: str) -> bool:
     )
 
 
-def fetch(model: Model, progress: Progress | None = None) -> Path:
+def fetch(model: CatalogEntry, progress: Progress | None = None) -> Path:
     """Fetches a model into the cache unless it is present, and returns its path; raises FetchError."""
     if is_present(model):
         return model_file(model)

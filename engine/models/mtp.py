@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
-from engine.gguf.file import GGUF, Tensor
+from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.base import Model
 from engine.models.layer import load_layer
 from engine.models.loader import Loader
@@ -130,7 +130,7 @@ def layer_loader(model: Model, gguf: GGUF) -> Loader:
     return Loader(model.config, gguf, model.ops, model.cache.n_ctx, model)
 
 
-def layer_tensors(gguf: GGUF) -> list[Tensor]:
+def layer_tensors(gguf: GGUF) -> list[GGUFTensor]:
     """The tensors of the file of a layer that are loaded for it."""
     return [tensor for name, tensor in gguf.tensors.items() if name not in LENT]
 

@@ -7,7 +7,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from engine.errors import ModelError
-from engine.gguf.file import GGUF, Tensor
+from engine.gguf.file import GGUF, GGUFTensor
 from engine.gguf.quants import FORMATS, format_of
 from engine.models.config import ModelConfig
 from engine.ops.weight import Weight
@@ -18,7 +18,7 @@ def missing(gguf: GGUF, name: str) -> ModelError:
     return ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
 
 
-def _tensor(gguf: GGUF, name: str) -> Tensor:
+def _tensor(gguf: GGUF, name: str) -> GGUFTensor:
     if name not in gguf.tensors:
         raise missing(gguf, name)
     return gguf.tensors[name]
@@ -55,7 +55,7 @@ def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
     return _floats(gguf, weight_tensor).reshape(shape)
 
 
-def _floats(gguf: GGUF, tensor: Tensor) -> np.ndarray:
+def _floats(gguf: GGUF, tensor: GGUFTensor) -> np.ndarray:
     """The values of a tensor of floats: float32 [n]."""
     if tensor.type == GGMLQuantizationType.F32:
         return tensor.data.view("<f4").astype(np.float32)
@@ -97,7 +97,7 @@ def stacked(name: str, *weights: Weight) -> Weight:
 _EXPERTS = re.compile(r"blk\.([0-9]{1,4})\.\w{1,32}_exps\.")
 
 
-def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:
+def bytes_read(tensors: Iterable[GGUFTensor], config: ModelConfig) -> int:
     """Bytes of some tensors that one token reads; of a stack of experts it reads only those that it uses."""
 
     def share(name: str) -> float:

@@ -14,7 +14,7 @@ from engine.text.bound import LONG, AtLeast, Bound
 from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
 from engine.text.prefixes import Ids, Prefixes
 from engine.text.spm import SPACE, SPM
-from engine.text.vocabulary import PREFIX, Metadata, TokenType, Vocabulary, byte_value
+from engine.text.vocabulary import PREFIX, TokenizerFile, TokenType, Vocabulary, byte_value
 
 __all__ = ["TokenStream", "TokenType", "Tokenizer"]
 
@@ -64,7 +64,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def from_gguf(cls, gguf: Metadata) -> "Tokenizer":
+    def from_gguf(cls, gguf: TokenizerFile) -> "Tokenizer":
         """The tokenizer of an opened GGUF file (anything with ``path`` and ``metadata``); raises TokenizerError."""
         return cls(Vocabulary.from_gguf(gguf))
 

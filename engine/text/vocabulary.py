@@ -32,7 +32,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-class Metadata(Protocol):
+class TokenizerFile(Protocol):
     """The part of a GGUF file that a tokenizer needs."""
 
     @property
@@ -114,7 +114,7 @@ class Vocabulary:
     outside: Mapping[str, int]
 
     @classmethod
-    def from_gguf(cls, gguf: Metadata) -> "Vocabulary":
+    def from_gguf(cls, gguf: TokenizerFile) -> "Vocabulary":
         """Reads and checks the metadata; raises TokenizerError naming the key that is wrong."""
         return _Reader(gguf).vocabulary()
 
@@ -128,7 +128,7 @@ class Vocabulary:
 
 
 class _Reader:
-    def __init__(self, gguf: Metadata) -> None:
+    def __init__(self, gguf: TokenizerFile) -> None:
         self.path = gguf.path
         self.metadata = gguf.metadata
         self.outside: dict[str, int] = {}

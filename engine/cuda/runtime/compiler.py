@@ -135,7 +135,7 @@ def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
 
     declared = dispatcher.CUDADispatcher.get_call_template
 
-    class Device:
+    class TargetDevice:
         compute_capability = TARGETS[0]
 
     given: list[tuple[list[str], dict[str, Any]]] = []
@@ -149,8 +149,8 @@ def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
         return declared(self, tuple(map(types.unliteral, args)), unliteral)
 
     changes: list[tuple[Any, str, Any]] = [
-        (compiler, "get_current_device", Device),
-        (dispatcher, "get_current_device", Device),
+        (compiler, "get_current_device", TargetDevice),
+        (dispatcher, "get_current_device", TargetDevice),
         (dispatcher.CUDADispatcher, "get_call_template", without_literals),
         (nvvm, "compile_ir", take),
     ]

@@ -17,7 +17,7 @@ RESERVED = 512 << 20
 """Bytes of device memory reserved for intermediate results when the context size is chosen."""
 
 
-class Memory:
+class PersistentMemory:
     """Arrays and weights of one backend in device memory.  ``weight_bytes``: bytes of device memory used by weights."""
 
     def __init__(self, device: Device) -> None:

@@ -279,21 +279,23 @@ class _Cancelled(BaseException):
 
 
 @dataclass
-class Launch:
+class LaunchOptions:
     """How blocks are run: ``seed`` shuffles the order of threads; ``strict`` checks the use of ``wait_for_inputs``."""
 
     seed: int | None = None
     strict: bool = False
 
 
-_launch = Launch()
+_launch = LaunchOptions()
 
 
 class Lane(greenlet):
     """A thread of a block, with its own stack.  It runs from :meth:`resume` until it waits or ends; then the block continues.
     Switching between greenlets is a hundred times as fast as switching between system threads."""
 
-    def __init__(self, block: "Block", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]):
+    def __init__(
+        self, block: "SimulatedBlock", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]
+    ):
         super().__init__(parent=getcurrent())
         self.block, self.body = block, body
         self.blockIdx, self.threadIdx = simulator.Dim3(*grid_point), simulator.Dim3(*point)
@@ -329,7 +331,7 @@ class Lane(greenlet):
             self.place = "end"
 
 
-class Block(simulator.BlockManager):  # type: ignore[misc]
+class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
     """The threads of one block: each runs until it waits, then those that have all reached one place continue, and so on."""
 
     def run(self, grid_point: tuple[int, ...], *args: Register) -> None:
@@ -684,7 +686,7 @@ def device(function: Register) -> Register:
 
 
 if config.ENABLE_CUDASIM:
-    simulator.BlockManager = Block
+    simulator.BlockManager = SimulatedBlock
     simulator.FakeCUDAModule = _Module
     Dispatcher.__call__ = _call  # type: ignore[method-assign, assignment]
     _scalars = (fma, float_bits, bits_float, half_to_float, float_to_half)
@@ -692,7 +694,7 @@ if config.ENABLE_CUDASIM:
 
 
 @contextmanager
-def _launching(launch: Launch) -> Iterator[None]:
+def _launching(launch: LaunchOptions) -> Iterator[None]:
     global _launch
     before, _launch = _launch, launch
     try:
@@ -759,5 +761,5 @@ def run(
     if not len(declared) == len(args) == len(names):
         raise TypeError(f"{specialization.name} takes {len(names)} arguments ({len(declared)} types), not {len(args)}")
     values = [_argument(type_, value, name) for type_, value, name in zip(declared, args, names, strict=True)]
-    with _launching(Launch(seed, strict)):
+    with _launching(LaunchOptions(seed, strict)):
         function[grid, block, 0, specialization.shared](*values)

@@ -17,7 +17,7 @@ from engine.text.template.builtin import TEMPLATES, template_of
 from engine.text.template.marked import MarkedText, trusted
 from engine.text.template.named import sources
 from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import Metadata
+from engine.text.vocabulary import TokenizerFile
 
 if TYPE_CHECKING:
     from engine.text.template.sandbox import Template
@@ -70,7 +70,7 @@ class ChatTemplate:
         self._lock = Lock()
 
     @classmethod
-    def from_gguf(cls, gguf: Metadata, tokenizer: Tokenizer) -> "ChatTemplate | None":
+    def from_gguf(cls, gguf: TokenizerFile, tokenizer: Tokenizer) -> "ChatTemplate | None":
         """The template in the file's metadata, or else the built-in one of the model, None if there is none. It is compiled,
         and can fail, on first use."""
         found = sources(gguf)

@@ -82,7 +82,7 @@ class TemplateGenerator(CodeGenerator):
         super().visit_For(node, frame)
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """``{% generation %}`` … ``{% endgeneration %}`` marks an answer for training; here it has no effect."""
 
     tags = {"generation"}

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from engine.checks import shown
 from engine.errors import TemplateError
-from engine.text.vocabulary import Metadata
+from engine.text.vocabulary import TokenizerFile
 
 KEY = "tokenizer.chat_template"
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 
 
-class Sources(NamedTuple):
+class TemplateSources(NamedTuple):
     """The source of the template that a model uses, under which key it is, and the source of that for requests with tools,
     "" if the file has none of its own for them."""
 
@@ -20,7 +20,7 @@ class Sources(NamedTuple):
     with_tools: str
 
 
-def sources(gguf: Metadata) -> Sources | None:
+def sources(gguf: TokenizerFile) -> TemplateSources | None:
     """The templates of a file; None if it has none.  A template of blanks counts as none.
 
     Without a template that has no name, the one that is called ``default`` takes its place, or else the first in the file.
@@ -31,10 +31,10 @@ def sources(gguf: Metadata) -> Sources | None:
     if not found:
         return None
     key = next((key for key in (KEY, f"{KEY}.{DEFAULT}") if key in found), next(iter(found)))
-    return Sources(key, found[key], found.get(f"{KEY}.{WITH_TOOLS}", ""))
+    return TemplateSources(key, found[key], found.get(f"{KEY}.{WITH_TOOLS}", ""))
 
 
-def _text(gguf: Metadata, key: str) -> str:
+def _text(gguf: TokenizerFile, key: str) -> str:
     value = gguf.metadata[key]
     if not isinstance(value, str):
         raise TemplateError(f"{gguf.path}: {shown(key)} must be a string, not {type(value).__name__}")

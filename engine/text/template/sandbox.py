@@ -22,7 +22,7 @@ from jinja2.utils import Namespace
 
 from engine.errors import TemplateError
 from engine.text.template.budget import VIEWS, Budget
-from engine.text.template.code import Generation, LiteralEnvironment, TemplateGenerator
+from engine.text.template.code import GenerationTag, LiteralEnvironment, TemplateGenerator
 from engine.text.template.marked import HTMLText, MarkedText, escaped, joined, marked, marks_of, trusted
 
 MAX_SOURCE = 64 * 1024  # characters of a template
@@ -70,7 +70,7 @@ class TemplateEnvironment(LiteralEnvironment):
             lstrip_blocks=True,
             optimized=False,  # nothing may be computed while compiling, where nothing is counted
             finalize=pass_context(lambda context, value: self.text(value)),
-            extensions=["jinja2.ext.loopcontrols", Generation],
+            extensions=["jinja2.ext.loopcontrols", GenerationTag],
         )
         self.literals = []
         self.filters = {name: self._counted(filters.FILTERS[name]) for name in _FILTERS.split()}

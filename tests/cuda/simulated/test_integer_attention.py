@@ -116,7 +116,7 @@ def tiles_agree(
     kernel = integer_tiled.attend_integers(*constants)
     out = np.full_like(expected, np.nan)
     arguments = [case.query, case.scales, *case.read, gate, sinks, out, case.rows, *case.sizes, window]
-    tile = integer_tile.Tile(case.of, d_k, d_v, part, warps, shared_by)
+    tile = integer_tile.IntegerTile(case.of, d_k, d_v, part, warps, shared_by)
     grid = n_head_kv, tile.number(case.rows * group), d_v // tile.width
     run(kernel, grid, 32 * warps, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()

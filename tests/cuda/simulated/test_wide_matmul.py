@@ -88,7 +88,7 @@ def test_matrices_side_by_side(gpu: backend.Backend) -> None:
 
 
 @pytest.mark.parametrize("block", few([wide_matmul.SMALL, wide_matmul.LARGE]))
-def test_more_rows_than_a_block_has(block: wide_matmul.Block) -> None:
+def test_more_rows_than_a_block_has(block: wide_matmul.BlockShape) -> None:
     """Tiles of activations and of weights, where the second block has a single tile, of a second matrix; with a residual."""
     n, rows = 16 * block.row_tiles, 8 * block.tiles + 2
     entry = FORMATS_BY_NAME["Q4_0"]
