@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             messages = [*system, {"role": "user", "content": prompt}]
             report.detail(f"prompt as rendered by the template: {template.render(messages)!r}")
             ids = template.encode(messages)
-        prose = template is not None and restricted is None  # else a line break would change what is copied
+        prose = opened.is_prose(opened.options)
         echo = "" if template else prompt
         reply = answer(llm, ids, opened.options, report, show=not args.json, echo=echo, prose=prose)
         if args.json:

@@ -40,6 +40,11 @@ class Opened:
     sampling: Mapping[str, str] = field(default_factory=dict)
     limited: bool = False
 
+    def is_prose(self, options: Mapping[str, Any]) -> bool:
+        """Whether lines of an answer with these options may be broken between words.  Line breaks would change a bare text,
+        and one that a grammar describes."""
+        return self.template is not None and options.get("grammar") is None
+
 
 def open_model(
     args: argparse.Namespace,

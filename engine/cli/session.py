@@ -171,10 +171,8 @@ class Session:
     def _ask(self, prompt: Sequence[int] | str) -> Answer:
         """Answers token ids, or a bare text, and shows the answer."""
         options = self.settings.options
-        # Line breaks would change a bare text, and one that a grammar describes.
-        prose = self.template is not None and options.get("grammar") is None
         echo = prompt if isinstance(prompt, str) else ""
-        return answer(self.llm, prompt, options, self.report, echo=echo, prose=prose)
+        return answer(self.llm, prompt, options, self.report, echo=echo, prose=self._opened.is_prose(options))
 
     def _prompt(self) -> Any:
         return (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engine.cache.pages import NoPages
 from engine.decode.pace import Pace, Read
-from engine.decode.preemption import CannotGoOn, Displaced, FailedStep, NoRoom, Preemption
+from engine.decode.preemption import CannotGoOn, Displaced, NoRoom, Preemption, as_failed_step
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, Step, Steps, launch
@@ -96,14 +96,11 @@ class Scheduler:
     def _run(self, group: Sequence[Running], wanted: Request | None) -> bool:
         """Start one step of a group; returns whether another one may follow.  Raises FailedStep."""
         try:
-            return self._start(group)
+            with as_failed_step(running.request for running in group):
+                return self._start(group)
         except CannotGoOn as error:
             self.preemption.make_way(error, wanted)
             return True
-        except DeviceError:
-            raise
-        except Exception as error:
-            raise FailedStep([running.request for running in group], error) from error
 
     def _start(self, group: Sequence[Running]) -> bool:
         begun, steps = time.perf_counter(), group[0].steps
@@ -137,12 +134,8 @@ class Scheduler:
             self._pace.started()  # all requests wait for their readers: no step follows what was read
             return
         batch = self.in_flight[0]
-        try:
+        with as_failed_step(running.request for running, _ in batch.requests):
             self._take(batch)
-        except DeviceError:
-            raise
-        except Exception as error:
-            raise FailedStep([running.request for running, _ in batch.requests], error) from error
 
     def _take(self, batch: InFlightBatch) -> None:
         self.batch.on_wait()
