@@ -1,1 +1,1 @@
-"""Caches: what a model remembers between forward passes."""
+"""Caches: the data that a model keeps between forward passes."""

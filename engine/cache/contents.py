@@ -1,4 +1,4 @@
-"""What pages hold, by position: the memory layout of caches, read back from NumPy arrays."""
+"""The contents of pages by position, read from NumPy arrays in the memory layout of the caches."""
 
 import math
 from typing import Any
@@ -8,20 +8,19 @@ import numpy as np
 from engine.cache.types import CHUNK, CacheType
 
 Paged = tuple[Any, Any]
-"""Pages [pages, 64, d], or [pages, d, 64], and the table int32 [sequences, chunks] that says which page holds which chunk;
-what is looked at is that of the sequence in slot 0."""
+"""Pages [pages, 64, d], and the page table int32 [sequences, chunks].  Functions read the sequence in slot 0."""
 
 
 def rows_at(paged: Paged, positions: np.ndarray) -> np.ndarray:
-    """The rows of some positions, of NumPy arrays: [n, width]."""
+    """The rows at the given positions, int64 [n], of the sequence in slot 0: [n, d]."""
     pages, table = paged
     found: np.ndarray = pages[table[0, positions // CHUNK], positions % CHUNK]
     return found
 
 
 def by_lane(memory: np.ndarray, kind: CacheType, by_position: bool) -> list[np.ndarray]:
-    """Views [n_head_kv, pages, 64, ...] of NumPy pages of keys, or of values (``by_position``), by position: of the
-    elements, or of words and scales if they are quantized."""
+    """Views [n_head_kv, pages, 64, ...] of pages of keys, or of values if ``by_position``: of the elements, or, for
+    quantized types, of the words and of the scales."""
     if not kind.quantized:
         return [memory if by_position else memory.swapaxes(2, 3)]
     (heads, pages, words), bits = memory.shape, kind.bits
@@ -36,10 +35,10 @@ def by_lane(memory: np.ndarray, kind: CacheType, by_position: bool) -> list[np.n
 
 
 def integer_rows(pages: np.ndarray, kind: CacheType, d: int, by_position: bool) -> np.ndarray:
-    """The contents of pages of integer keys, or values (``by_position``), uint32 words [n, words], by position: uint32 [n,
-    64, columns], bytes and then scales."""
+    """The contents by position of pages, uint32 words [n, words], of integer keys, or of integer values if ``by_position``:
+    uint32 [n, 64, columns], first the bytes, then the scales."""
     n, data = len(pages), pages.view(np.uint8)
-    # Runs of bytes: (first, columns).  The low bits of i12 are two elements to a byte.
+    # Runs of bytes: (first, columns).  A byte holds the low bits of two elements of i12.
     runs = [(0, d)] + ([(CHUNK * d, d // 2)] if kind.bits == 12 else [])
     parts: list[np.ndarray] = []
     for first, columns in runs:
@@ -56,8 +55,9 @@ def integer_rows(pages: np.ndarray, kind: CacheType, d: int, by_position: bool) 
 def stored(
     memory: np.ndarray, kind: CacheType, d: int, by_position: bool, pages: np.ndarray, lanes: np.ndarray
 ) -> np.ndarray:
-    """The contents of some places of NumPy pages of heads of d elements: [places, n_head_kv, d], or words followed by scales
-    if they are quantized."""
+    """The contents of the places ``lanes`` of ``pages``, both [places], with heads of d elements: [places, n_head_kv, d], or,
+    for quantized types, uint32 [places, n_head_kv, ...] with words and then scales.  memory: the pages of keys, or of values
+    if ``by_position``."""
     if kind.whole:
         picked = np.ascontiguousarray(memory[:, pages].reshape(-1, memory.shape[2]))
         rows = integer_rows(picked, kind, d, by_position).reshape(len(memory), len(pages), CHUNK, -1)

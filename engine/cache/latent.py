@@ -1,8 +1,8 @@
-"""The memory of latent attention: for each position one vector that is its key, and whose first elements are its value.
+"""The cache of latent attention: for each position, one vector, which is the key and whose first elements are the value.
 
-Position j of a sequence is row j % 64 of page ``table[sequence, j // 64]``, as in ``engine/cache/kv.py``.  The elements of a
-row are adjacent: a chunk is read for scores, which sum over the elements of a row, and for weighted values, which sum over
-rows.
+Position j of a sequence is in row j % 64 of page ``table[sequence, j // 64]``, as in ``engine/cache/kv.py``.  The elements of
+a row are adjacent, because a chunk is read twice: for scores, which are sums over the elements of a row, and for weighted
+values, which are sums over rows.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,24 @@ from engine.cache.types import CHUNK, CacheType, Types, refusal_for_latents
 
 @dataclass(frozen=True)
 class LatentCacheSpec(CacheSpec):
-    """What a layer with latent attention stores per position: ``width`` elements.  It sees the whole context."""
+    """The specification of the cache of latent attention: ``width`` elements per position, for the whole context."""
 
     width: int
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
-        """The bytes of a page."""
+        """The size of a page in bytes."""
         return {Paging(): CHUNK * types.k.row_bytes(self.width)}
 
     def refusal(self, types: Types, architecture: str) -> str:
-        """A latent is key and value, so both types must be the same, and not quantized."""
+        """Why latents cannot have these element types, as a sentence without a period; "" if they can.
+
+        A latent is both key and value, so the two types must be equal, and not quantized.  architecture: the name for the
+        sentence.
+        """
         return refusal_for_latents(types, architecture)
 
     def allocate(self, memory: PagedMemory, types: Types) -> "LatentCache[Any]":
-        """Allocate the pages."""
+        """Allocate the pages of the layer."""
         pool = memory.pool(Paging())
         rows = memory.pages(pool, (pool.n_pages, CHUNK, self.width), types.k.dtype)
         return LatentCache(rows, pool.table, types.k, types.v, self.width)
@@ -41,8 +45,12 @@ class LatentCacheSpec(CacheSpec):
 
 @dataclass
 class LatentCache(LayerMemory[A]):
-    """The pages of one layer: rows [pages, 64, width], float32 or the bits of float16.  Both types are the same.  table:
-    int32 [sequences, chunks], the pages of the chunks of a sequence."""
+    """The pages of one layer with latent attention.
+
+    rows: [pages, 64, width], float32, or uint16 for the bits of float16.
+    table: int32 [sequences, chunks], the pages of the chunks of each sequence.
+    k_type, v_type: the element type; both are the same.
+    """
 
     rows: A
     table: A
@@ -57,13 +65,16 @@ class LatentCache(LayerMemory[A]):
 
     @property
     def types(self) -> Types:
-        """The element type of latents, twice."""
+        """The element type of latents, given both as key type and as value type."""
         return Types(self.k_type, self.v_type)
 
     def bytes_per_token(self, visible: np.ndarray) -> float:
-        """The latents of all positions."""
+        """The mean number of bytes that a token reads: the latents of all positions that it sees.
+
+        visible: int64 [tokens], the number of positions that each token sees, its own included.
+        """
         return self.k_type.row_bytes(self.width) * float(visible.mean())
 
     def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
-        """Latents [positions, width]."""
+        """The name and array [length, width] of the latents of the first ``length`` positions of the sequence in slot 0."""
         yield "latents", rows_at((download(self.rows), download(self.table)), np.arange(length))

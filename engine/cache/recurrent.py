@@ -1,15 +1,16 @@
-"""The memory of a recurrent layer: states at the ends of segments, and lists of the latest tokens, in rings.
+"""The cache of a recurrent layer: rings of states, one for each segment, and of the updates of each token.
 
-Positions are divided into segments of 16, counted from position 0.  A layer stores its state where a segment begins, and for
-each token what it adds to the state (``engine/cpu/delta_net.py``).  A pass that begins in the middle of a segment reads the
-state at the segment's beginning and the tokens of the segment before the pass.  So rolling tokens back means only to continue
-from an earlier position: what was stored for later positions is overwritten before it is read.
+Positions are divided into segments of 16, counted from position 0.  A layer stores its state at the beginning of each segment
+and, for each token, the update of the state (``engine/cpu/delta_net.py``).  A pass that begins in the middle of a segment
+reads the state at the beginning of the segment and the updates of the tokens before the pass.  To roll tokens back, a
+sequence therefore continues from an earlier position.  Data of later positions is overwritten before it is read.
 
 Rings hold the latest segments: of each the state at its beginning and 16 rows of each list.  Segment n is at index
 n % segments.
 
-The convolution before the state looks a few positions back; its inputs are also in a ring by position.  The ring has room
-for a step of an answer and the positions that it looks back at: a longer pass has its own inputs, and stores the last ones.
+The convolution before the state also reads a few earlier positions.  Its inputs are stored in a ring indexed by position,
+which has room for these positions and a decode batch.  A pass with more rows does not need the ring for its own inputs, and
+stores only the last of them.
 """
 
 from collections.abc import Collection
@@ -25,19 +26,23 @@ from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 
 SEGMENT = 16
-"""Positions of a segment: a state is stored at each multiple of it.  The narrow kernels of a GPU compute at most as many
-rows, so they end at most one segment of a sequence."""
+"""The number of positions in a segment.  The narrow kernels of a GPU compute at most as many rows, so such a pass ends at
+most one segment of a sequence."""
 
 
 @dataclass
 class RecurrentCache(LayerMemory[A]):
-    """The memory of a recurrent layer, for each of some sequences.
+    """The cache of one recurrent layer.
 
-    conv: float32 [sequences, length, n_channels], the inputs of position p in row p % length; states: float32 [sequences,
-    segments, n_v, d, d], the state before position 16 n at index n % segments (that before position 0 is zero and is not
-    stored).  What position p adds to the state is in row p % (16 segments) of three lists: keys float32 [sequences, 16
-    segments, n_k, d], normalized; deltas float32 [sequences, 16 segments, n_v, d]; decays float32 [sequences, 16 segments,
-    n_v].  n_conv: the taps of the convolution, each of which reads one position.
+    conv: float32 [sequences, length, n_channels]; the inputs of the convolution for position p are in row p % length.
+    states: float32 [sequences, segments, n_v, d, d]; the state before position 16 n is at index n % segments.  The state before
+        position 0 is zero and is not stored.
+    keys: float32 [sequences, 16 segments, n_k, d], normalized.
+    deltas: float32 [sequences, 16 segments, n_v, d].
+    decays: float32 [sequences, 16 segments, n_v].
+    n_conv: the number of taps of the convolution, each of which reads one position.
+
+    The update of the state by position p is in row p % (16 segments) of ``keys``, ``deltas`` and ``decays``.
     """
 
     conv: A
@@ -48,8 +53,11 @@ class RecurrentCache(LayerMemory[A]):
     n_conv: int
 
     def bytes_per_token(self, visible: np.ndarray) -> float:
-        """The state and the tokens of the segment that are read; a state is written where a segment ends, and one token is
-        added."""
+        """The mean number of bytes that a token reads and writes: it reads the state and the updates of the tokens in its
+        segment, and writes its own update and, at the end of a segment, a state.
+
+        visible: int64 [tokens], the number of positions that each token sees, its own included.
+        """
         within = (visible - 1) % SEGMENT
         states = 1 + float((within == SEGMENT - 1).mean())
         tokens = 1 + float(within.mean())
@@ -57,18 +65,20 @@ class RecurrentCache(LayerMemory[A]):
         return 4 * (states * float(np.prod(self.states.shape[2:])) + tokens * of_token)
 
     def needed(self, slot: int, position: int, pages: HeldPages) -> list[StoredRows[A]]:
-        """The inputs of the convolution, and the state and the tokens of the segment."""
+        """The entries that a pass of the sequence in ``slot`` reads if it begins at ``position``: inputs of the convolution,
+        the state at the beginning of the segment, and the updates of the tokens in the segment before ``position``."""
         segment = position // SEGMENT
         inputs, state = (max(0, position - self.n_conv + 1), position), (segment, segment + (segment > 0))
         return self._rows(slot, inputs, state, (SEGMENT * segment, position))
 
     def written(self, slot: int, first: int, end: int) -> list[StoredRows[A]]:
-        """What a pass of the sequence in ``slot`` over the positions [first, end) stores.  Of a long pass, the rings hold
-        only the last entries."""
+        """The entries that a pass of the sequence in ``slot`` over the positions [first, end) stores.  After a long pass,
+        the rings contain only the last of them."""
         return self._rows(slot, (first, end), (first // SEGMENT + 1, end // SEGMENT + 1), (first, end))
 
     def before_pass(self, like: LayerMemory[Any], position: int) -> "RecurrentCache[Any]":
-        """All of it: a long pass overwrites the rings."""
+        """A copy, in NumPy arrays, of what a pass of the sequence in slot 0 at ``position`` reads, because a long pass
+        overwrites all entries of the rings.  The rings of the copy are as long as those of ``like``."""
         assert isinstance(like, RecurrentCache)
         needed = zip(self.needed(0, position, _no_pages), like.needed(0, position, _no_pages), strict=True)
         conv, states, keys, deltas, decays = (_moved(mine, theirs.ring.shape)[None] for mine, theirs in needed)
@@ -91,7 +101,7 @@ def _no_pages(paging: Paging) -> NoReturn:
 
 
 def _moved(rows: StoredRows[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """The entries of a ring, in a NumPy array, copied into a ring of another length."""
+    """The entries of a ring, a NumPy array, copied into a new ring with the given shape."""
     out = np.zeros(shape, rows.ring.dtype)
     for i in range(rows.first, rows.end):
         out[i % shape[0]] = rows.ring[i % rows.ring.shape[0]]
@@ -100,9 +110,16 @@ def _moved(rows: StoredRows[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RecurrentCacheSpec(CacheSpec):
-    """What a recurrent layer stores: n_channels inputs of a convolution of n_conv taps, and n_v matrices [d, d] with lists of
-    n_k keys and n_v deltas per token, so that at least ``rewind`` tokens can be rolled back at any time.
-    decode_rows: the most rows of a decode batch."""
+    """The specification of the cache of a recurrent layer.
+
+    n_channels: the number of inputs of the convolution per position.
+    n_conv: the number of taps of the convolution.
+    n_k: the number of key heads.
+    n_v: the number of value heads, each of which has a state [d, d].
+    d: the number of elements of a head.
+    rewind: the number of tokens that can always be rolled back.
+    decode_rows: the maximum number of rows in a decode batch.
+    """
 
     n_channels: int
     n_conv: int
@@ -114,16 +131,18 @@ class RecurrentCacheSpec(CacheSpec):
 
     @property
     def segments(self) -> int:
-        """The number of segments in the rings: that of the last token to be rolled back, and those that may follow it."""
+        """The number of segments in the ring: the one that the oldest token to be rolled back is in, and those that may
+        follow it."""
         return 1 + -(-max(self.rewind, 1) // SEGMENT)
 
     def length(self, max_rows: int) -> int:
-        """Rows of the ring of inputs: a step never overwrites what it reads, nor any pass what an earlier position needs."""
+        """The number of rows in the ring of inputs.  No decode batch overwrites rows that it reads, and no pass overwrites
+        rows that are needed after a rollback of up to ``rewind`` tokens."""
         return max(min(max_rows, self.decode_rows), self.rewind) + self.n_conv - 1
 
     @property
     def segment_bytes(self) -> int:
-        """The memory of a segment in bytes: a state and 16 rows of each list."""
+        """The size of a segment in bytes: a state and 16 rows of each list."""
         return 4 * (self.n_v * self.d * self.d + SEGMENT * (self.n_k * self.d + self.n_v * self.d + self.n_v))
 
     @property
@@ -132,16 +151,20 @@ class RecurrentCacheSpec(CacheSpec):
         return self.segment_bytes
 
     def ring_bytes(self, max_rows: int) -> int:
-        """The memory of the layer in bytes for one sequence; it does not grow with the context."""
+        """The size in bytes of the rings of one sequence.  It does not depend on the context."""
         return 4 * self.length(max_rows) * self.n_channels + self.segments * self.segment_bytes
 
     def rings(self, max_rows: int) -> list[Ring]:
-        """A pass needs its segment, which may begin 15 positions before it, and n_conv - 1 inputs.  Segments are overwritten
-        as a whole: after ``end`` positions, segment end // 16 and the ``segments`` - 1 before it are still there."""
+        """The ring of segments and the ring of inputs.
+
+        A pass needs its segment, which may begin 15 positions before the pass, and n_conv - 1 inputs.  Segments are
+        overwritten as a whole: after ``end`` positions, the ring contains segment end // 16 and the ``segments`` - 1 segments
+        before it.
+        """
         return [Ring(SEGMENT - 1, SEGMENT * self.segments - 1), Ring(self.n_conv - 1, self.length(max_rows))]
 
     def allocate(self, memory: PagedMemory, types: Types) -> RecurrentCache[Any]:
-        """Allocate the rings."""
+        """Allocate the rings of the layer."""
         n, tokens, n_v, d = memory.n_sequences, SEGMENT * self.segments, self.n_v, self.d
         shapes = [(n, self.length(memory.max_rows), self.n_channels), (n, self.segments, n_v, d, d)]
         shapes += [(n, tokens, self.n_k, d), (n, tokens, n_v, d), (n, tokens, n_v)]
@@ -151,36 +174,44 @@ class RecurrentCacheSpec(CacheSpec):
 
 @dataclass
 class Snapshot:
-    """What a model needs besides keys and values to continue after ``length`` tokens: arrays in host memory, in its own
-    order."""
+    """The data that a model needs, in addition to keys and values, to continue after ``length`` tokens.
+
+    arrays: copies in host memory, in an order that the model defines.
+    """
 
     length: int
     arrays: list[np.ndarray]
 
     @property
     def n_bytes(self) -> int:
-        """Its memory in bytes."""
+        """The size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
 
 def default_budget(free: int) -> int:
-    """The default limit of host memory for snapshots, in bytes, if ``free`` bytes of it are free beside everything else that
-    a model needs there: an eighth of them, at most 2 GiB.  A snapshot is useless if it makes the system swap."""
+    """The default limit of host memory for snapshots, in bytes: an eighth of the free memory, at most 2 GiB.
+
+    The limit is low because snapshots are useless if they make the system swap.  free: the host memory in bytes that is free
+    after the model has allocated everything else.
+    """
     return min(2 << 30, max(0, free) // 8)
 
 
 class States:
-    """Snapshots by the keys of the texts that they follow (``engine/cache/sequence.py``), within a budget of bytes.  The one
-    that has not been wanted for the longest time goes first."""
+    """Snapshots, indexed by the keys of the texts that they follow (``engine/cache/sequence.py``).
+
+    budget: the maximum size of all snapshots together, in bytes.  If it is exceeded, the least recently used snapshots are
+    removed.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        #: The memory of all of them in bytes.
+        #: The size of all snapshots in bytes.
         self.n_bytes = 0
         self._kept: dict[bytes, Snapshot] = {}
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a snapshot after the text with this key."""
+        """Whether there is a snapshot for the text with this key."""
         return key in self._kept
 
     def __len__(self) -> int:
@@ -188,7 +219,7 @@ class States:
         return len(self._kept)
 
     def add(self, key: bytes, snapshot: Snapshot) -> None:
-        """Keep a snapshot; others are removed to make room for it."""
+        """Add a snapshot, and remove the least recently used ones if the budget is exceeded."""
         self._remove(key)
         self._kept[key] = snapshot
         self.n_bytes += snapshot.n_bytes
@@ -200,16 +231,16 @@ class States:
         self.n_bytes -= snapshot.n_bytes if snapshot is not None else 0
 
     def get(self, key: bytes) -> Snapshot:
-        """The snapshot after the text with this key, which must be there."""
+        """The snapshot for the text with this key.  Raises KeyError if there is none."""
         snapshot = self._kept.pop(key)
         self._kept[key] = snapshot
         return snapshot
 
     def keep(self, keys: Collection[bytes]) -> None:
-        """Remove those after texts whose keys are not among these."""
+        """Remove all snapshots except those with these keys."""
         for key in [key for key in self._kept if key not in keys]:
             self._remove(key)
 
     def clear(self) -> None:
-        """Remove all of them."""
+        """Remove all snapshots."""
         self.keep(())

@@ -1,4 +1,4 @@
-"""A sequence: the tokens that a model has read, and what its memory holds of them."""
+"""A sequence: the tokens that a model has read, and the cache entries that belong to them."""
 
 import hashlib
 import math
@@ -14,16 +14,22 @@ from engine.errors import ContextError
 
 
 def first_key(salt: str) -> bytes:
-    """The key of an empty text with a salt, on which the keys of all texts with this salt depend.  No chunk of tokens has the
-    same key."""
+    """The key of the empty text with a salt, from which the keys of all texts with this salt are derived.  It differs from
+    the keys of all chunks of tokens."""
     return (
         hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"salt").digest() if salt else b""
     )
 
 
 def keys_of(tokens: SequenceOf[int] | np.ndarray, begin: bytes, first: SequenceOf[bytes] = ()) -> list[bytes]:
-    """The keys of a text after each whole chunk: a key follows from that of the text before the chunk, and from the tokens
-    of the chunk.  tokens: int32 [n] if an array; begin: the key of no text; first: those of the first chunks, if known."""
+    """The keys of the prefixes of a text that end after each full chunk.
+
+    A key is a hash of the key of the prefix before the chunk and of the tokens in the chunk.
+
+    tokens: a sequence of ids, or an array int32 [n].
+    begin: the key of the empty text.
+    first: the keys of the first chunks, if they are known.
+    """
     keys = list(first)
     rest = np.asarray(tokens[CHUNK * len(keys) : len(tokens) // CHUNK * CHUNK], np.int32).tobytes()
     key, size = keys[-1] if keys else begin, 4 * CHUNK
@@ -34,31 +40,34 @@ def keys_of(tokens: SequenceOf[int] | np.ndarray, begin: bytes, first: SequenceO
 
 
 class Sequence:
-    """The tokens whose keys, values and states a model's memory holds: token i is stored at position i.
+    """The tokens whose keys, values and states are in the cache of a model: token i is stored at position i.
 
-    It is the only place that knows how many there are, and which pages hold them.  A pass first claims the positions that it
-    is about to store, since rings lose then what was stored in their place, and commits its tokens when they are stored.
-    What a pass that fails or is interrupted has claimed is claimed again by the next one.
+    Only the sequence records the number of tokens and the pages that hold them.  A pass first claims the positions that it is
+    about to store, because it may overwrite older positions in rings.  When it has stored them, its tokens are committed.  If
+    a pass fails or is interrupted, the next pass claims the same positions again.
 
-    It shares pages only with sequences of the same salt.
+    A sequence shares pages only with sequences that have the same salt.
     """
 
     def __init__(self, cache: KVCache, slot: int = 0) -> None:
-        """slot: its place in the tables of pages and among the rings, which it shares with no other sequence."""
+        """Create an empty sequence.
+
+        slot: the index of the sequence in the page tables and rings of ``cache``.  No other sequence may have the same slot.
+        """
         #: The tokens at positions 0 .. length - 1.
         self.tokens: list[int] = []
         self.slot = slot
-        #: The number of changes of ``tokens``.
+        #: The number of times that ``tokens`` has changed.
         self.changes = 0
-        #: Its salt, and the key of no text that follows from it.
+        #: The salt, and the key of the empty text with this salt.
         self.salt, self.begin = "", first_key("")
         self._cache = cache
-        # The oldest position that each kind of ring still holds.
+        # The oldest position in each kind of ring.
         self._oldest = dict.fromkeys(cache.rings, 0)
         self._pages: dict[Paging, dict[int, int]] = {paging: {} for paging in cache.pools}
-        # The keys of the whole chunks whose pages are settled.
+        # The keys of the full chunks whose pages are settled.
         self._keys: list[bytes] = []
-        # ``tokens`` as they were after so many changes.
+        # ``tokens`` as an array, and the value of ``changes`` when it was made.
         self._array, self._array_changes = np.empty(0, np.int32), 0
 
     @property
@@ -68,32 +77,32 @@ class Sequence:
 
     @property
     def array(self) -> np.ndarray:
-        """``tokens`` as int32 [length], made again only after a change."""
+        """``tokens`` as an array int32 [length], which is cached until they change."""
         if self._array_changes != self.changes:
             self._array, self._array_changes = np.array(self.tokens, np.int32), self.changes
         return self._array
 
     @property
     def keys(self) -> SequenceOf[bytes]:
-        """The keys of its whole chunks whose pages are settled."""
+        """The keys of the full chunks whose pages are settled."""
         return self._keys
 
     def belong(self, salt: str) -> None:
-        """Give it a salt.  What it holds is forgotten if it had another one.  No pass that stores its tokens may be in
+        """Set the salt.  If it changes, all tokens are removed.  No pass that stores tokens of this sequence may be in
         flight."""
         if salt != self.salt:
             self.truncate(0)
             self.salt, self.begin = salt, first_key(salt)
 
     def pages(self, paging: Paging) -> Mapping[int, int]:
-        """The pages of one kind that it holds, by chunk."""
+        """The pages of one kind that the sequence holds, by chunk."""
         return self._pages[paging]
 
     def claim(self, first: int, count: int) -> None:
         """Claim positions [first, first + count) for a pass that is about to store them.
 
-        Raises ContextError if first is not ``length``, if the pass has too many rows, or if it exceeds the context, and
-        NoPages if the pages of the cache are all in use.
+        Raises ContextError if ``first`` is not the length of the sequence, if the pass has too many rows, or if it exceeds
+        the context.  Raises NoPages if all pages of the cache are in use.
         """
         cache = self._cache
         if first != self.length:
@@ -106,7 +115,10 @@ class Sequence:
         self.overwrite(first + count)
 
     def reserve(self, end: int) -> None:
-        """Take pages for all positions before ``end`` that a pass after the last token reads or stores.  Raises NoPages."""
+        """Allocate pages for all positions before ``end`` that a pass after the last token reads or stores.
+
+        Raises NoPages if all pages of the cache are in use.
+        """
         for paging, pool in self._cache.pools.items():
             held = self._pages[paging]
             if paging.window:
@@ -120,12 +132,13 @@ class Sequence:
         self._cache.pools[paging].place(self.slot, chunk, page)
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Record that ``tokens`` are stored at the first of the positions that were claimed; the rest is free again."""
+        """Append ``tokens``, which a pass has stored at the first of the claimed positions.  The other claimed positions
+        become free again."""
         self.tokens.extend(tokens)
         self.changes += 1
 
     def settle(self) -> None:
-        """Note that its tokens are certain, so that others can share its whole pages."""
+        """Mark all tokens as final, so that other sequences can share the full pages."""
         known = len(self._keys)
         if self.length // CHUNK == known:
             return
@@ -139,8 +152,13 @@ class Sequence:
     def find(
         self, tokens: SequenceOf[int] | np.ndarray, states: Container[bytes] | None = None
     ) -> tuple[int, list[bytes]]:
-        """How many of the first tokens of a text all layers with pages hold for some sequence of its salt, and the keys of
-        its chunks; states: the keys of texts after which the content of rings is known, None: there are no rings."""
+        """Find the longest prefix of a text that is stored in pages, of any sequence with the same salt, in all layers.
+
+        tokens: a sequence of ids, or an array int32 [n].
+        states: the keys of texts for which the contents of rings are known; None: there are no rings.
+
+        Returns the length of the prefix, a multiple of the spans of all pages, and the keys of its chunks.
+        """
         keys = keys_of(tokens, self.begin)
         most = CHUNK * len(keys)
         for paging, pool in self._cache.pools.items():
@@ -157,13 +175,15 @@ class Sequence:
         return 0, []
 
     def _found(self, paging: Paging, keys: SequenceOf[bytes], length: int) -> bool:
-        """Whether there are pages for a window before ``length``."""
+        """Whether there are pages for the window that a row at position ``length`` reads."""
         wanted = range(max(0, length - paging.window + 1) // CHUNK, length // CHUNK)
         return all(self._cache.pools[paging].find(keys[chunk]) is not None for chunk in wanted)
 
     def adopt(self, tokens: SequenceOf[int], keys: SequenceOf[bytes]) -> None:
-        """Begin with tokens that other sequences have read, a whole number of chunks with these keys, all of which
-        :meth:`find` has found; what it held is forgotten.  Rings are not filled."""
+        """Replace all tokens by the prefix ``tokens``, which :meth:`find` has found, and share its pages.
+
+        Rings are not filled.  keys: the keys of the chunks of the prefix.
+        """
         self.truncate(0)
         for paging, pool in self._cache.pools.items():
             chunks, length = paging.span // CHUNK, len(tokens)
@@ -178,20 +198,25 @@ class Sequence:
         self._oldest = {ring: max(0, len(tokens) - ring.back) for ring in self._oldest}
 
     def _drop(self, paging: Paging, first: int, end: int | None = None) -> None:
-        """Give the pages of the chunks [first, end) back; None: all from ``first`` on.  The last ones first: the text before
-        them is wanted more often."""
+        """Free the pages of the chunks [first, end), or of all chunks from ``first`` on if ``end`` is None.
+
+        The last pages are freed first, and therefore reused first, because shorter prefixes are shared more often.
+        """
         held = self._pages[paging]
         for chunk in [chunk for chunk in reversed(held) if chunk >= first and (end is None or chunk < end)]:
             self._cache.pools[paging].give_back(held.pop(chunk))
 
     def overwrite(self, end: int) -> None:
-        """Record that positions before ``end`` have been or will be written: rings lose what was stored in their place."""
+        """Record that positions before ``end`` have been or will be written, which overwrites older positions in rings."""
         for ring, oldest in self._oldest.items():
             self._oldest[ring] = max(oldest, end - ring.capacity)
 
     def can_truncate(self, length: int) -> bool:
-        """Whether the sequence can be cut to ``length`` tokens: rings and windows must still hold what a pass there needs,
-        and a page of which only a part stays must not be shared."""
+        """Whether the sequence can be truncated to ``length`` tokens.
+
+        Rings and windows must still contain what a pass at position ``length`` needs.  A page that the pass would write to
+        must not be shared.
+        """
         if length == 0:
             return True
         return (
@@ -201,7 +226,7 @@ class Sequence:
         )
 
     def _holds(self, paging: Paging, length: int) -> bool:
-        """Whether it holds what a row after ``length`` tokens reads, and may write to the page of that row."""
+        """Whether the pages contain what a row at position ``length`` reads, and the row may be written to its page."""
         held = self._pages[paging]
         first, end = max(0, length - paging.window + 1) // paging.span, -(-length // paging.span)
         if paging.window and not all(chunk in held for chunk in range(first, end)):
@@ -210,12 +235,15 @@ class Sequence:
 
     @property
     def intact(self) -> bool:
-        """Whether the next pass finds what it needs: a pass that was interrupted may have overwritten it."""
+        """Whether the cache contains what the next pass needs.  An interrupted pass may have overwritten it."""
         return self.can_truncate(self.length)
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from position ``length`` on, and give the pages back that hold no others.  No pass that stores
-        them may be in flight.  Raises ContextError if what precedes ``length`` is no longer held."""
+        """Remove the tokens from position ``length`` on, and free the pages that contain no other tokens.  No pass that
+        stores these tokens may be in flight.
+
+        Raises ContextError if there are fewer tokens, or if entries before ``length`` that a pass needs are no longer stored.
+        """
         if not 0 <= length <= self.length:
             raise ContextError(f"a sequence of {self.length} tokens cannot be cut to {length}.")
         if not self.can_truncate(length):
@@ -227,7 +255,7 @@ class Sequence:
             self._oldest = dict.fromkeys(self._oldest, 0)
 
     def _cut(self, length: int) -> None:
-        """Forget tokens, and that pages are settled which the next ones are written to."""
+        """Remove tokens, and the key of each page that the next tokens are written to."""
         del self.tokens[length:]
         self.changes += 1
         del self._keys[length // CHUNK :]
@@ -237,7 +265,8 @@ class Sequence:
                 self._cache.pools[paging].forget(held[chunk])
 
     def can_resume(self, length: int) -> bool:
-        """Whether layers without a window hold the positions before ``length``, in pages that it may write to there."""
+        """Whether layers without a window still store the positions before ``length``, and the page at ``length`` may be
+        written."""
         pools = self._cache.pools
         return length <= self.length and all(
             paging.window or length % paging.span == 0 or not pools[paging].shared(held[length // paging.span])
@@ -245,8 +274,13 @@ class Sequence:
         )
 
     def resume(self, length: int) -> None:
-        """Forget the tokens from position ``length`` on.  Rings and windows will again hold what a pass there needs, and
-        nothing before it; all other layers still hold their positions."""
+        """Remove the tokens from position ``length`` on, and continue there with restored rings and windows.
+
+        Pages are allocated for the windows.  The caller must then restore the entries of rings and windows that a pass at
+        ``length`` needs.  Older entries are lost.  Layers without a window keep their pages.
+
+        Raises ContextError if there are fewer tokens, and NoPages if all pages of the cache are in use.
+        """
         if length > self.length:
             raise ContextError(f"a sequence of {self.length} tokens cannot be continued after {length}.")
         self._cut(length)

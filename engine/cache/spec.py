@@ -1,7 +1,7 @@
-"""What every kind of cache has: a specification of what one layer stores, and the memory that is allocated for it.
+"""The interface of caches: the specification of what one layer stores, and the memory that is allocated for it.
 
-A kind of cache is a subclass of :class:`CacheSpec` and one of :class:`LayerMemory`, in a file of its own.  A mixer names its
-specification (``MixerConfig.cache_spec``); nothing else asks which kind a layer has.
+A kind of cache consists of a subclass of :class:`CacheSpec` and a subclass of :class:`LayerMemory`, in a file of their own.
+The configuration of a mixer returns the specification (``MixerConfig.cache_spec``).  No other code depends on the kind.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from engine.cache.pages import PagedMemory, Paging
 from engine.cache.types import CHUNK, Types
 
 HeldPages: TypeAlias = Callable[[Paging], Mapping[int, int]]
-"""The pages of one kind that a sequence holds, by chunk (``Sequence.pages``)."""
+"""Returns the pages of one kind that a sequence holds, by chunk (``Sequence.pages``)."""
 
 Download: TypeAlias = Callable[[Any], np.ndarray]
 """Copies an array of a backend to host memory (``Operations.download``)."""
@@ -24,8 +24,10 @@ Download: TypeAlias = Callable[[Any], np.ndarray]
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of one sequence: a pass that begins at position p needs what is stored at positions p - ``back`` .. p - 1; the
-    ring holds ``capacity`` positions."""
+    """A ring of one sequence, which holds ``capacity`` positions.
+
+    A pass that begins at position p needs the entries of positions p - ``back`` to p - 1.
+    """
 
     back: int
     capacity: int
@@ -33,8 +35,12 @@ class Ring:
 
 @dataclass
 class StoredRows(Generic[A]):
-    """Entries ``first`` .. ``end`` - 1 of a ring, whose entry i is in row i % length, or, with ``pages``, of pages of 64
-    rows: entry i is in page ``pages[i // 64]``.  name: what they are."""
+    """The entries [first, end) of a ring or of pages.
+
+    name: a description of the entries.
+    ring: an array [length, ...].  Entry i is in row i % length, or, with ``pages``, in row i % 64 of a page of 64 rows.
+    pages: the page of each chunk, so that entry i is in page ``pages[i // 64]``; None: ``ring`` is a ring.
+    """
 
     name: str
     ring: A
@@ -43,7 +49,7 @@ class StoredRows(Generic[A]):
     pages: Mapping[int, int] | None = None
 
     def runs(self) -> Iterator[slice]:
-        """The rows of the array that hold the entries, as slices without gaps, in the order of the entries."""
+        """The rows of the array that contain the entries, as contiguous slices, in the order of the entries."""
         first, length = self.first, int(self.ring.shape[0])
         while first < self.end:
             if self.pages is not None:
@@ -56,73 +62,85 @@ class StoredRows(Generic[A]):
 
 
 def of_sequence(array: A, slot: int) -> A:
-    """The part of an array [sequences, ...] that belongs to the sequence in ``slot``, without a copy."""
+    """A view of the part of an array [sequences, ...] that belongs to the sequence in ``slot``."""
     return cast(A, array[slot : slot + 1].reshape(*array.shape[1:]))
 
 
 class LayerMemory(ABC, Generic[A]):
-    """The memory of one layer for all sequences: a dataclass of arrays ``A`` and numbers."""
+    """The cache of one layer for all sequences.  A subclass is a dataclass of arrays ``A`` and numbers."""
 
     @property
     def types(self) -> Types | None:
-        """The element types of what it stores; None if the user does not choose them."""
+        """The element types of the cache; None if the user cannot choose them."""
         return None
 
     @abstractmethod
     def bytes_per_token(self, visible: np.ndarray) -> float:
-        """The mean number of bytes that tokens read and write, for tokens that see ``visible`` positions, int64 [tokens],
-        their own included."""
+        """The mean number of bytes that a token reads and writes.
+
+        visible: int64 [tokens], the number of positions that each token sees, its own included.
+        """
 
     def needed(self, slot: int, position: int, pages: HeldPages) -> list[StoredRows[A]]:
-        """What a pass of the sequence in ``slot`` that begins at ``position`` reads and a snapshot must hold: entries of
-        rings, and of pages that the sequence gives back.  pages: those of the sequence."""
+        """The entries that a pass of the sequence in ``slot`` reads if it begins at ``position`` and that a snapshot must
+        contain: entries of rings, and of pages that the sequence frees when a window has passed them.
+
+        pages: returns the pages of the sequence.
+        """
         return []
 
     # --- for comparisons of two devices ------------------------------------------------------------------------
 
     def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
-        """What the next pass of the sequence in slot 0 sees after ``length`` tokens, besides :meth:`needed`: names, and
-        arrays that do not depend on the numbers of pages."""
+        """The names and arrays of what the next pass of the sequence in slot 0 sees after ``length`` tokens, besides
+        :meth:`needed`.  The arrays do not depend on which pages are used.
+
+        download: copies an array to host memory.
+        """
         yield from ()
 
     def before_pass(self, like: "LayerMemory[Any]", position: int) -> "LayerMemory[Any] | None":
-        """A copy of what a pass of the sequence in slot 0 at ``position`` may overwrite although it reads it, with arrays as
-        long as those of ``like``; None if there is no such thing.  This memory is in NumPy arrays."""
+        """A copy of the entries that a pass of the sequence in slot 0 at ``position`` reads and may overwrite; None if there
+        are none.  The arrays of the copy are as long as those of ``like``.  The arrays of this cache must be NumPy arrays."""
         return None
 
     def placed_like(self, like: "LayerMemory[Any]", end: int, download: Download) -> "LayerMemory[Any]":
-        """A copy of the positions before ``end`` of the sequence in slot 0, in the pages that ``like`` has them in; or this
-        memory itself, if operations give the same results with any pages.  This memory is in NumPy arrays."""
+        """A copy of the positions before ``end`` of the sequence in slot 0, in the pages that ``like`` uses for them; or this
+        cache itself, if results do not depend on which pages are used.  The arrays of this cache must be NumPy arrays.
+
+        download: copies an array of ``like`` to host memory.
+        """
         return self
 
 
 class CacheSpec(ABC):
-    """What one layer stores.  A subclass is a frozen dataclass of sizes."""
+    """The specification of the cache of one layer.  A subclass is a frozen dataclass of sizes."""
 
     @abstractmethod
     def allocate(self, memory: PagedMemory, types: Types) -> LayerMemory[Any]:
-        """Allocate the memory of the layer."""
+        """Allocate the cache of the layer."""
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
-        """The bytes of a page of this layer, for each kind of pages that it has."""
+        """The size in bytes of a page of this layer, for each kind of page that it has."""
         return {}
 
     def ring_bytes(self, max_rows: int) -> int:
-        """The bytes of its rings for one sequence."""
+        """The size in bytes of the rings of one sequence, if a pass has at most ``max_rows`` rows."""
         return 0
 
     def rings(self, max_rows: int) -> list[Ring]:
-        """The parts of it that are overwritten as positions advance."""
+        """The rings of one sequence, whose entries are overwritten as positions advance, if a pass has at most ``max_rows``
+        rows."""
         return []
 
     @property
     def segments(self) -> int:
-        """The number of segments whose states it keeps to roll tokens back; 0 if it has no states."""
+        """The number of states that are stored so that tokens can be rolled back; 0 if the layer has no states."""
         return 0
 
     @property
     def snapshot_bytes(self) -> int:
-        """The bytes that the layer adds to a snapshot of a sequence, with latents in float16."""
+        """The size in bytes of this layer's part of a snapshot, with latents in float16."""
         return 0
 
     @property
@@ -131,13 +149,17 @@ class CacheSpec(ABC):
         return True
 
     def refusal(self, types: Types, architecture: str) -> str:
-        """Why it cannot have elements of these types, as a sentence without a period; "" if it can.  architecture: the
-        model's, for the sentence."""
+        """Why the cache cannot have these element types, as a sentence without a period; "" if it can.
+
+        architecture: the architecture of the model, for the sentence.
+        """
         return ""
 
     def n_bytes(self, n_ctx: int, max_rows: int, types: Types, n_sequences: int = 1, capacity: int = 0) -> int:
-        """Its memory in bytes, for sequences of n_ctx positions read at most max_rows at a time, which share ``capacity``
-        positions; 0: n_ctx for each."""
+        """The size of the cache in bytes, for sequences of n_ctx positions and passes of at most max_rows rows.
+
+        capacity: the number of positions that all sequences share in layers without a window; 0: n_ctx for each sequence.
+        """
         sizes = n_ctx, max_rows, n_sequences, capacity
         pages = (paging.pages(*sizes) * n for paging, n in self.page_bytes(types).items())
         return sum(pages) + n_sequences * self.ring_bytes(max_rows)

@@ -1,1 +1,1 @@
-"""What forward passes are written in: the operations of a backend, and the descriptions that they take."""
+"""The operations of a backend, in which forward passes are written, and the parameters of these operations."""

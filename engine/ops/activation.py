@@ -1,4 +1,4 @@
-"""Activations of feed-forward networks, by name; ``engine/numerics.py`` has their formulas."""
+"""The activations of feed-forward networks, by name.  ``engine/numerics.py`` defines their formulas."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,10 @@ KINDS = {
 class Activation:
     """The activation between the matrices of a feed-forward network.
 
-    kind: a name in ``KINDS``; parameters: its numbers, in the order of the function of that name in ``engine/numerics.py``.
+    kind: a name in ``KINDS``.
+    parameters: the parameters, in the order of the function of that name in ``engine/numerics.py``.
 
-    Raises ModelError for any other kind, and for another number of parameters.
+    Raises ModelError if the kind is unknown or the number of parameters is wrong.
     """
 
     kind: str
@@ -39,12 +40,12 @@ class Activation:
 
     @property
     def gated(self) -> bool:
-        """Whether there is a gate beside the values that it multiplies."""
+        """Whether the activation has a gate, by which the values are multiplied."""
         return KINDS[self.kind][0]
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
-        """The parameters and as many zeros as complete four: the arguments of kernels."""
+        """The parameters, padded with zeros to four numbers, as kernels expect them."""
         a, b, c, d = (*self.parameters, 0.0, 0.0, 0.0, 0.0)[:4]
         return a, b, c, d
 

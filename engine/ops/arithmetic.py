@@ -1,7 +1,7 @@
-"""The arithmetic of a forward pass: what every backend computes, with the same bits.
+"""The arithmetic of a forward pass, which all backends compute with the same bits.
 
-Shapes are [rows, ...], and elements are float32 unless stated otherwise.  A row of a result depends on the same row of the
-inputs and on the contents of the caches, never on the number of rows in the pass.
+Shapes are [rows, ...], and elements are float32 unless stated otherwise.  A row of a result depends only on the same row of
+the inputs and on the contents of the caches.  It does not depend on the number of rows in the pass.
 """
 
 from collections.abc import Sequence
@@ -23,124 +23,182 @@ from engine.ops.latent import Latent
 class Arithmetic(Protocol[A, V, M]):
     """The operations of a pass on arrays ``A``, values ``V`` (arrays or deferred results) and matrices ``M``.
 
-    They are called inside ``run``, ``warm_up`` or ``steps``.
+    They may be called only within ``run``, ``warm_up`` or ``steps``.
     """
 
     def embed(self, table: M, tokens: A, scale: float = 1.0) -> A:
-        """table[tokens] * scale: tokens int32 [rows], table [n_vocab, n]; float32 [rows, n]."""
+        """table[tokens] * scale: tokens int32 [rows], table [n_vocab, n].  Returns float32 [rows, n]."""
 
     def matmul(self, x: V, *weights: M) -> list[A]:
-        """x @ W^T for each weight W: x [rows, K], W [R, K]; float32 [rows, R] for each.
+        """x @ W^T for each weight W: x [rows, K], W [R, K].  Returns float32 [rows, R] for each weight.
 
-        Where W is quantized, each unit of 32 or 256 elements of a row of x is first rounded to int8.
+        If W is quantized, each unit of 32 or 256 elements of a row of x is first rounded to int8.
         """
 
     def matmul_add(self, residual: A, x: V, weight: M, bias: A | None = None) -> A:
-        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R]; float32 [rows, R]."""
+        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R].
+
+        Returns float32 [rows, R].
+        """
 
     def add(self, x: A, y: A, scale: float = 1.0) -> A:
-        """x + scale * y: x [rows, n], y [rows, n], or a bias [n] that is added to every row."""
+        """x + scale * y: x [rows, n], y [rows, n], or a bias [n] that is added to every row.  Returns float32 [rows, n]."""
 
     def scale(self, x: A, factor: float) -> A:
-        """x * factor: float32 [rows, n], a new array."""
+        """x * factor: x [rows, n].  Returns a new array, float32 [rows, n]."""
 
     def rms_norm(self, x: A, weight: A, eps: float) -> V:
-        """x / sqrt(mean(x^2) + eps) * weight, row by row: x [rows, n], weight [n]; float32 [rows, n]."""
+        """x / sqrt(mean(x^2) + eps) * weight for each row: x [rows, n], weight [n].  Returns float32 [rows, n]."""
 
     def rms_norm_add(self, residual: A, x: A, weight: A, eps: float, scale: float = 1.0) -> A:
-        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n]; float32 [rows, n]."""
+        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n].  Returns float32 [rows, n]."""
 
     def per_layer_inputs(self, m: A, e: A, weight: A, scale: float, eps: float) -> A:
-        """(rms_norm(m * scale, weight, eps) + e) / sqrt(2), each run of n elements by itself (Gemma 3n's per-layer
-        embeddings): m, e [rows, layers * n], weight [n]; float32 [layers, rows, n]."""
+        """(rms_norm(m * scale, weight, eps) + e) / sqrt(2) for each run of n elements (the per-layer embeddings of Gemma 3n):
+        m, e [rows, layers * n], weight [n].  Returns float32 [layers, rows, n]."""
 
     def attention(
         self, heads: Heads[A], q: A, k: A, v: A, cache: AttentionCache[A], batch: Batch[A], table: A | None
     ) -> V:
-        """Store k and v in the cache at the rows' positions, then attend q over the cache up to each row's own position:
-        float32 [rows, n_head * d_v].
+        """Store k and v in the cache at the rows' positions, then compute causal attention of q over the cache.
 
-        The result is softmax(scale * q k^T) v, computed in chunks of 64 positions, as far back as the cache's window.  Each
-        head of q reads the key head of its group.  First, depending on ``heads``, biases are added, heads of q, k and v are
-        normalized, q and k are rotated by ``table``, float32 [n_ctx, 2, n_rot / 2] of cosines and sines by position, or not
-        if that is None, and q is multiplied by a factor of its position.  Heads may have a sink, one more score of their
-        softmax that has no value.
+        The result is softmax(scale * q k^T) v, computed in chunks of 64 positions.  Each row attends to the positions in the
+        cache's window up to its own position.  Each head of q uses the key and value head of its group.
 
-        q [rows, n_head * d_k], k [rows, n_head_kv * d_k], v [rows, n_head_kv * d_v]; v may be k.  If heads are gated, q is
-        [rows, n_head * 2 * d_k], queries before gates in each head, and the result is multiplied by sigmoid(gates).
+        First, depending on ``heads``, biases are added, heads of q, k and v are normalized, q and k are rotated, and q is
+        multiplied by a factor that depends on its position.  A head may have a sink, which is an additional score of its
+        softmax, without a value.
+
+        q: [rows, n_head * d_k].  If heads are gated, [rows, n_head * 2 * d_k], with the gates of each head after its queries;
+            the result is then multiplied by sigmoid(gates).
+        k: [rows, n_head_kv * d_k].
+        v: [rows, n_head_kv * d_v].  It may be the same array as k.
+        table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
+
+        Returns float32 [rows, n_head * d_v].
         """
 
     def attend_past(
         self, heads: Heads[A], q: A, cache: AttentionCache[A], batch: Batch[A], last: A, table: A | None, window: int
     ) -> V:
-        """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
-        up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
-        Nothing is stored."""
+        """Compute attention of q over cached positions.  Nothing is stored.
+
+        q: [rows, n_head * d_k], which is rotated by the rows' positions unless ``table`` is None.
+        last: int32 [rows], the last position to which each row attends.
+        table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
+        window: the maximum number of positions to which a row attends; 0: all.
+
+        Returns float32 [rows, n_head * d_v].
+        """
 
     def remember(self, heads: Heads[A], k: A, v: A, cache: AttentionCache[A], batch: Batch[A], table: A | None) -> None:
-        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
-        biases, normalization and rotation of ``attention``.  v may be k."""
+        """Store k and v in the cache at the rows' positions, after the biases, norms and rotation of :meth:`attention`.
+
+        k: [rows, n_head_kv * d_k].
+        v: [rows, n_head_kv * d_v].  It may be the same array as k.
+        table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
+        """
 
     def latent_attention(
         self, latent: Latent[A, M], q: A, q_rope: A, c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]
     ) -> A:
-        """Store what ``remember_latent`` stores, then attend all heads over the latents up to each row's own position:
-        float32 [rows, n_head * d_v].
+        """Store latents as :meth:`remember_latent` does, then compute causal attention over the cached latents.
 
-        q [rows, n_head * n_nope] and q_rope [rows, n_head * n_rope] are the two parts of the queries; q_rope is rotated by
-        position.  A head's query is [k_b_h q_h, q_rope_h], a key is all of what is stored for a position, a value its first
-        ``rank`` elements.  The result of head h, softmax(scale * query keys^T) values as in ``attention``, is multiplied by
-        its matrix v_b_h.
+        The query of head h is [k_b_h q_h, q_rope_h], with q_rope rotated by position.  The key of a position is its stored
+        vector, and the value consists of the first ``rank`` elements of that vector.  softmax(scale * query keys^T) values is
+        multiplied by the matrix v_b_h.
+
+        q: [rows, n_head * n_nope].
+        q_rope: [rows, n_head * n_rope].
+        c: [rows, rank].
+        k_rope: [rows, n_rope].
+
+        Returns float32 [rows, n_head * d_v].
         """
 
     def remember_latent(self, latent: Latent[A, M], c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]) -> None:
-        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
+        """Store [rms_norm(c), k_rope] at the rows' positions, with k_rope rotated by position.
+
+        c: [rows, rank].
+        k_rope: [rows, n_rope].
+        """
 
     def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentCache[A], batch: Batch[A]) -> A:
-        """The gated delta rule (Yang et al. 2024): x [rows, n_channels] passes through a causal convolution and silu and is
-        split into q, k and v; q and k are normalized; then for each value head, with its state S [d, d] and the queries and
-        keys of the head that ``net`` assigns to it, row by row,
-        S = exp(a * softplus(alpha + dt)) S;  S_j = S_j + sigmoid(beta) (v_j - S_j . k) k;  o_j = S_j . q.
-        float32 [rows, n_v * d].
+        """The gated delta rule (Yang et al. 2024).
 
-        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
-        memory: holds the state before the position of the first row, and receives the states after the rows.
+        A causal convolution and silu are applied to x.  The result is split into q, k and v, and heads of q and k are
+        normalized.  Each value head has a state S [d, d] and uses the query and key head that ``net`` assigns to it.  For
+        each row, in order:
+        S = exp(a * softplus(alpha + dt)) S;  S_j = S_j + sigmoid(beta) (v_j - S_j . k) k;  o_j = S_j . q.
+
+        x: [rows, n_channels].
+        gates: alpha and beta, each [rows, n_v], or one array with both concatenated, [rows, 2 n_v].
+        memory: the state before the first row is read from it, and the updates and states of the rows are stored in it.
+
+        Returns o, float32 [rows, n_v * d].
         """
 
     def gated_norm(self, x: A, weight: A, gate: A, eps: float) -> V:
-        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d], d divides n; float32
-        [rows, n]."""
+        """rms_norm of each run of d elements of x, multiplied by silu(gate): x, gate [rows, n], weight [d]; d divides n.
+
+        Returns float32 [rows, n].
+        """
 
     def experts(
         self, experts: Experts[A, M], residual: A | None, x: V, router_x: V | None = None, tokens: A | None = None
     ) -> A:
-        """residual + the weighted sum of the outputs of the ``n_used`` best experts for x [rows, n_embd], without a residual
-        if that is None: float32 [rows, n_embd].
+        """residual + the weighted sum of the outputs of the ``n_used`` best experts for each row of x.
 
-        Experts are chosen by router_x @ router^T and the law of ``experts.routing``; router_x None: x.  tokens: int32 [rows],
-        needed where ``experts.given`` is a table.  Weights are multiplied by ``experts.scales`` unless that is None.  A
-        shared network, if present, is added, multiplied by sigmoid(the router's last output) if ``experts.shared_gated``.
+        Experts are chosen by the logits router_x @ router^T and the law ``experts.routing``.  Weights are multiplied by
+        ``experts.scales`` unless that is None.  The output of a shared network, if there is one, is added.  It is multiplied
+        by sigmoid(the router's last output) if ``experts.shared_gated``.
+
+        residual: [rows, n_embd]; None: there is no residual.
+        x: [rows, n_embd].
+        router_x: [rows, n_embd]; None: x.
+        tokens: int32 [rows], needed if ``experts.given`` is a table.
+
+        Returns float32 [rows, n_embd].
         """
 
     def grouped_matmul(self, x: A, weight: M, n_group: int) -> A:
-        """The parts of each row of x [rows, n_group * K] times the matrices of their groups, stacked as [n_group * R, K]:
-        float32 [rows, n_group * R]."""
+        """The product of each of the n_group parts of a row with the matrix of its group.
+
+        x: [rows, n_group * K].
+        weight: the stacked matrices [R, K] of the groups, [n_group * R, K].
+
+        Returns float32 [rows, n_group * R].
+        """
 
     def repeat(self, x: A, n: int) -> A:
-        """Each row of x [rows, width], n times: float32 [rows, n * width]."""
+        """Each row of x [rows, width], repeated n times.  Returns float32 [rows, n * width]."""
 
     def stream_weights(self, m: A, scale: A, base: A, epsilon: float, rounds: int) -> A:
-        """The weights of hyper-connections (Xie et al. 2026), four of ``collapse``, four and sixteen of ``expand``, from
-        z = m * scale + base: sigmoid(z) + epsilon; 2 sigmoid(z); and the softmax of each row of four + epsilon, with columns,
-        then ``rounds`` - 1 times rows and columns, divided by their sums + epsilon.  m float32 [rows, 24], base [24], scale
-        [3]; or [rows, 4], [4], [1] for ``collapse`` only; float32 like m."""
+        """The weights of hyper-connections (Xie et al. 2026), computed from z = m * scale + base.
+
+        - The first four weights, for :meth:`collapse`, are sigmoid(z) + epsilon.
+        - The next four, for :meth:`expand`, are 2 sigmoid(z).
+        - The last sixteen, also for :meth:`expand`, are a 4 x 4 matrix.  It starts as the softmax of each row of z, plus
+          epsilon.  Then columns, and after that ``rounds`` - 1 times rows and columns, are divided by their sums + epsilon.
+
+        m: [rows, 24], base: [24], scale: [3], one for each kind of weight; or, for the weights of :meth:`collapse` only,
+            m: [rows, 4], base: [4], scale: [1].
+
+        Returns float32 in the shape of m.
+        """
 
     def collapse(self, x: A, weights: A) -> A:
-        """The weighted sum of streams: x [rows, 4 n], weights [rows, 4 or more]; float32 [rows, n]."""
+        """The weighted sum of the four streams: x [rows, 4 n], weights [rows, 4 or more].  Returns float32 [rows, n]."""
 
     def expand(self, x: A, y: A, weights: A) -> A:
-        """The streams after a sub-layer, x'_d = b_d y + sum_s C_sd x_s with b and C the weights from the fifth on: x [rows,
-        4 n] before it, y [rows, n] its output, weights [rows, 24]; float32 [rows, 4 n]."""
+        """The streams after a sub-layer: x'_d = b_d y + sum_s C_sd x_s.
+
+        x: [rows, 4 n], the streams before the sub-layer.
+        y: [rows, n], the output of the sub-layer.
+        weights: [rows, 24]; b is weights 4 to 7, and C is weights 8 to 23.
+
+        Returns float32 [rows, 4 n].
+        """
 
     def rotate_tail(
         self,
@@ -152,11 +210,18 @@ class Arithmetic(Protocol[A, V, M]):
         eps: float = 0.0,
         inverse: bool = False,
     ) -> A:
-        """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
-        position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
+        """Rotate the last elements of each head of x by position, in pairs of neighbours.
+
+        x: [rows, n_head * d].
+        table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position.
+        norm: [d], weights by which heads are normalized first; None: they are not normalized.
+        inverse: whether to rotate in the opposite direction.
+
+        Returns float32 [rows, n_head * d].
+        """
 
     def keep_latents(self, x: A, memory: CompressedCache[A], batch: Batch[A]) -> None:
-        """Store latents x [rows, d] at the rows' positions."""
+        """Store the latents x [rows, d] at the rows' positions."""
 
     def compress(
         self,
@@ -168,29 +233,50 @@ class Arithmetic(Protocol[A, V, M]):
         table: A,
         transposed: bool = False,
     ) -> None:
-        """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
-        [rows, overlap * d].  A row is the sum of the values of its tokens, weighted by the softmax of their scores + ape,
-        element by element, normalized and rotated as in ``rotate_tail`` by the position at which its block begins.
-        ``transposed``: the rows are keys of an indexer."""
+        """Store the compressed rows of all blocks that end in the pass, and the values and scores for later rows.
+
+        A row is the sum of the values of its tokens, weighted, for each element, by the softmax of their scores + ape.  It is
+        then normalized, and rotated as in :meth:`rotate_tail` by the position at which its block begins.
+
+        values, scores: [rows, overlap * d].
+        table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position.
+        transposed: whether the rows are keys of an indexer.
+        """
 
     def round_latents(self, x: A, n_rot: int) -> A:
-        """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
-        of two, then everything to float16 (``engine/cpu/rounding.py``): float32 [rows, d]."""
+        """Round latents x [rows, d] as ds4 does (``engine/cpu/rounding.py``).
+
+        Blocks of 64 elements, except the last ``n_rot`` elements, are scaled by a common power of two and rounded to E4M3.
+        Then all elements are rounded to float16.  Returns float32 [rows, d].
+        """
 
     def round_queries(self, q: A, n_head: int) -> A:
-        """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
-        32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
+        """Round the queries q [rows, n_head * d] of an indexer as ds4 does.
+
+        Each head is multiplied by the Hadamard matrix of order d.  Then blocks of 32 elements are scaled by a common power of
+        two and rounded to E2M1.  Returns float32 [rows, n_head * d].
+        """
 
     def round_rows(self, blocks: Blocks[A], ratio: int, n_rot: int, batch: Batch[A], transposed: bool = False) -> None:
-        """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
-        ``transposed``, in place: blocks.rows float32."""
+        """Round the compressed rows of all blocks that end in the pass, in place.
+
+        The rounding is that of :meth:`round_latents`, or that of :meth:`round_queries` if the rows are ``transposed``.
+        ``blocks.rows`` must be float32.
+        """
 
     def choose_rows(
         self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: Blocks[A], batch: Batch[A]
     ) -> A:
-        """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads, the
-        lower one where sums are equal: q [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising
-        order, -1 where a row sees fewer."""
+        """Select, for each row, the ``top_k`` compressed rows with the largest scores.
+
+        The score of a compressed row is the sum over heads of weights * factor * relu(q . key).  Of rows with equal scores,
+        the one with the lower index is preferred.
+
+        q: [rows, n_head * d], rotated.
+        weights: [rows, n_head].
+
+        Returns the indices in ascending order, int32 [rows, top_k], filled with -1 if a row sees fewer compressed rows.
+        """
 
     def attend_compressed(
         self,
@@ -202,29 +288,50 @@ class Arithmetic(Protocol[A, V, M]):
         ratio: int,
         chosen: A | None,
     ) -> A:
-        """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
-        the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
-        the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
+        """Compute attention of q over the latents of the window and over compressed rows.
+
+        A row sees the compressed rows of the blocks that end at or before its position.  Each latent and each compressed row
+        is both the key and the value of all heads.
+
+        q: [rows, n_head * d].
+        sinks: [n_head], an additional score of each head's softmax, without a value.
+        ratio: the number of positions per compressed row; 0: there are no compressed rows.
+        chosen: int32 [rows, top_k], the compressed rows to which each row attends (:meth:`choose_rows`); None: all that it
+            sees.
+
+        Returns float32 [rows, n_head * d].
+        """
 
     def plain(self, x: V) -> A:
         """x as an array, which may be used any number of times."""
 
     def keep_rows(self, ring: A, x: V, batch: Batch[A]) -> None:
-        """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
+        """ring[sequences, positions % length] = x for each row: ring [sequences, length, n], x [rows, n], rows <= length."""
 
     def beside(self, e: A, hiddens: A, batch: Batch[A]) -> A:
-        """[e, hiddens[sequences, (positions - 1) % length]], concatenated: e [rows, n], hiddens [sequences, length, m];
-        float32 [rows, n + m]."""
+        """Concatenate e and hiddens[sequences, (positions - 1) % length]: e [rows, n], hiddens [sequences, length, m].
+
+        Returns float32 [rows, n + m].
+        """
 
     def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Batch[A], eps: float) -> A:
-        """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[sequences, (positions - 1) %
-        length], or 0 at position 0: e [rows, n], hiddens [sequences, length, n], norms [n]; float32 [rows, 2 n].  If h has s
-        streams, hiddens [sequences, length, s n], each of them is normalized and follows e in a row of its own: float32
-        [rows * s, 2 n]."""
+        """Concatenate rms_norm(e, e_norm, eps) and rms_norm(h, h_norm, eps), where h is hiddens[sequences, (positions - 1) %
+        length], or 0 at position 0.
+
+        If h consists of s streams, each stream is normalized and concatenated to e in a separate row.
+
+        e: [rows, n].
+        e_norm, h_norm: [n].
+        hiddens: [sequences, length, s n].
+
+        Returns float32 [rows * s, 2 n].
+        """
 
     def activate(self, activation: Activation, gate: A | None, up: A) -> V:
-        """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if
-        the activation has none."""
+        """Apply the activation of a feed-forward network to each element: gate, up [rows, n].  Returns float32 [rows, n].
+
+        gate: None if the activation has no gate.
+        """
 
     def softcap(self, x: A, cap: float) -> A:
-        """cap * tanh(x / cap), in place; returns x."""
+        """Compute cap * tanh(x / cap) in place.  Returns x."""

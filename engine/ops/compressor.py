@@ -1,4 +1,4 @@
-"""The parameters of compressed rows."""
+"""The parameters of the compressor, which computes compressed rows."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -8,10 +8,11 @@ from engine.arrays import A
 
 @dataclass(frozen=True)
 class Compressor(Generic[A]):
-    """What makes a row of d elements of ``overlap`` blocks of ``ratio`` tokens each.
+    """The parameters by which a row of d elements is computed from ``overlap`` blocks of ``ratio`` tokens each.
 
-    ape: added to the scores of a token by its place in the block, float32 [ratio, overlap * d].
-    norm: the weights of the norm of a row, float32 [d].
+    ape: float32 [ratio, overlap * d], added to the scores of a token according to its position in the block.
+    norm: float32 [d], the weights of the norm of a row.
+    eps: the epsilon of the norm.
     """
 
     ratio: int

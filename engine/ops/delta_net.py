@@ -11,7 +11,7 @@ class DeltaNetSizes:
     """The sizes of a gated delta net: n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements.
 
     n_conv: the number of taps of the convolution.
-    grouped: value head h uses key head h // (n_v / n_k) instead of h % n_k.
+    grouped: whether value head h uses key head h // (n_v / n_k); otherwise it uses key head h % n_k.
     """
 
     n_k: int
@@ -22,14 +22,20 @@ class DeltaNetSizes:
 
     @property
     def n_channels(self) -> int:
-        """The number of channels of the convolution: q, k, v."""
+        """The number of channels of the convolution, which are those of q, k and v."""
         return (2 * self.n_k + self.n_v) * self.state_size
 
 
 @dataclass(frozen=True)
 class DeltaNet(DeltaNetSizes, Generic[A]):
-    """Sizes and weights of a gated delta net: conv1d float32 [n_channels, n_conv], oldest tap first; a float32 [n_v],
-    negative; dt float32 [n_v]; norm float32 [state_size]."""
+    """The sizes and weights of a gated delta net.
+
+    eps: the epsilon of the norms.
+    conv1d: float32 [n_channels, n_conv], the weights of the convolution, oldest tap first.
+    a: float32 [n_v], negative: the factor in the decay exp(a * softplus(alpha + dt)).
+    dt: float32 [n_v], the bias in the decay.
+    norm: float32 [state_size], the weights of the norm of each value head.
+    """
 
     eps: float
     conv1d: A

@@ -6,7 +6,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a GPU's memory: ``allocated`` by this process (including ``weights``), and ``free``."""
+    """The state of a GPU's memory, in bytes.
+
+    allocated: the memory that this process has allocated, including ``weights``.
+    weights: the memory of weights.
+    free: the free memory.
+    """
 
     allocated: int
     weights: int
@@ -14,13 +19,13 @@ class DeviceMemory:
 
 
 class DeviceOperations(Protocol):
-    """What a backend says of its device, and how it reaches others."""
+    """The properties of a backend's device, and its access to other devices."""
 
     name: str
-    """Kind of device: "cpu" or "cuda"."""
+    """The kind of device: "cpu" or "cuda"."""
 
     n_threads: int
-    """The number of CPU threads that compute; 0 for a GPU."""
+    """The number of CPU threads that compute passes; 0 for a GPU."""
 
     @property
     def label(self) -> str:
@@ -34,18 +39,20 @@ class DeviceOperations(Protocol):
         """The state of the GPU's memory; None for the CPU, which keeps weights and caches in host memory."""
 
     def bandwidth(self) -> float:
-        """Bytes per second of a plain read of the device's memory, with the backend's number of threads.
+        """The bandwidth of sequential reads of the device's memory with the backend's number of threads, in bytes per second.
 
-        The first call measures it: this takes about half a second and a gigabyte on the CPU, milliseconds on a GPU.
-        Raises MemoryError or DeviceError if too little memory is free for the measurement.
+        The first call measures it.  This takes about half a second and a gigabyte of memory on the CPU, and milliseconds on a
+        GPU.  Raises MemoryError or DeviceError if too little memory is free for the measurement.
         """
 
     def shares_memory_with(self, other: "DeviceOperations") -> bool:
-        """Whether both backends share arrays and one queue of work, so that neither copies nor waits are needed."""
+        """Whether both backends use the same arrays and the same queue of work, so that no copies or waits are needed."""
 
     def can_reach(self, other: "DeviceOperations") -> bool:
-        """Whether this kind of device can read arrays of the other kind."""
+        """Whether this kind of device can access arrays of the kind of ``other``."""
 
     def reach(self, other: "DeviceOperations") -> None:
-        """Give kernels of this device access to the memory of another one for which ``can_reach`` is true.  Raises
-        DeviceError if the two devices are not connected."""
+        """Enable kernels of this device to access the memory of ``other``, for which :meth:`can_reach` must be true.
+
+        Raises DeviceError if the two devices are not connected.
+        """

@@ -1,4 +1,4 @@
-"""Passes: recorded, divided and run."""
+"""The execution of passes: recording, splitting and running them."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
@@ -11,78 +11,92 @@ from engine.ops.model import AnyModel
 from engine.ops.observation import Observer
 
 Forward: TypeAlias = Callable[[Batch[A], int], A | None]
-"""A pass, written in operations: ``forward(batch, n_logits)`` returns the logits of the last ``n_logits`` rows, or None.  A
-backend may record it once and replay it, so the operations it calls may depend on the number of rows, never on values."""
+"""A pass as a function that calls operations: ``forward(batch, n_logits)`` returns the logits of the last ``n_logits`` rows,
+or None.  A backend may record the pass once and replay it.  The sequence of operations may therefore depend on the number of
+rows, but not on values."""
 
 
 class SplitPass(Protocol):
-    """A pass over a part of a prompt, started in pieces, so that steps can run between them.  It computes the same bits as in
-    one piece."""
+    """A pass over a part of a prompt that is started in pieces, so that steps can run between them.
+
+    The results have the same bits as those of an unsplit pass.
+    """
 
     pieces: int
     """The number of pieces, at least 1."""
 
     def advance(self, count: int) -> int:
-        """Start the next ``count`` pieces; returns how many are left."""
+        """Start the next ``count`` pieces, and return the number of pieces that are left."""
 
     def logits(self, wait: bool) -> np.ndarray | None:
-        """The logits of the last rows of the pass, all of which has been started, float32 [n_logits, n_vocab]; None if none
-        are wanted.  wait: whether to wait for the pass in any case."""
+        """The logits of the last rows, float32 [n_logits, n_vocab]; None if the pass computes no logits.
+
+        All pieces must have been started.  wait: whether to wait for the end of the pass even if it computes no logits.
+        """
 
     def cancel(self) -> None:
-        """Start no further piece.  What the pass should have stored is undefined."""
+        """Abandon the pass: no further pieces can be started.  The contents of the positions that it should have stored are
+        undefined."""
 
 
 class Executor(Protocol[A]):
-    """How a backend runs passes: it records one once for each number of rows, and replays the recording."""
+    """The execution of passes on a backend, which may record a pass once for each number of rows and replay it."""
 
     max_rows: int
-    """The number of rows of the largest pass that reads a prompt."""
+    """The maximum number of rows in a pass that reads a prompt."""
 
     decode_rows: int
-    """The most rows of a decode batch: of all answers that one pass continues, with their drafts."""
+    """The maximum number of rows in a decode batch, for all answers that it continues and their drafts."""
 
     splits: bool
-    """Whether prefill passes have several pieces (``split``)."""
+    """Whether prefill passes are split into several pieces (``split``)."""
 
     ahead_drafted: int
-    """The number of steps with drafts that may be in flight at once."""
+    """The maximum number of steps with drafts in flight."""
 
     def inputs(self) -> Batch[A] | None:
-        """Memory for the tokens and positions of passes that run between the steps of an answer, int32 [rows] each; None
-        if passes take them as arguments."""
+        """Allocate memory for the tokens and positions, int32 [rows] each, of passes that run between the steps of an answer.
+
+        Returns None if passes take tokens and positions as arguments.
+        """
 
     def run(
         self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[A] | None = None
     ) -> np.ndarray | None:
-        """Run a pass over the rows of ``batch`` and return its result, float32 [n_logits, n_vocab]; None for no logits.
+        """Run a pass over the rows of ``batch`` and return its logits, float32 [n_logits, n_vocab]; None if n_logits is 0.
 
-        inputs: the memory for its tokens and positions, from ``inputs()``; None: the backend's own.
+        inputs: memory for tokens and positions, allocated by :meth:`inputs`; None: the memory of the backend.
         """
 
     def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int) -> SplitPass:
-        """The pass over the rows of ``batch``, to be started in pieces.  Any other pass may run between two of them, and if
-        that needs the memory of this one, it lets this one end first."""
+        """Prepare a pass over the rows of ``batch`` that is started in pieces.
+
+        Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
+        """
 
     def next_rows(self, left: int, beside: bool = False) -> int:
-        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read: 1 to ``max_rows``;
-        beside: whether steps of answers run between its pieces."""
+        """The number of tokens that the next pass over a prompt should read, from 1 to ``max_rows``.
+
+        left: the number of tokens of the prompt that have not been read.
+        beside: whether steps of answers run between the pieces of the pass.
+        """
 
     def jobs(self, model: AnyModel[A]) -> list[Job]:
-        """A compile job for every kernel that the passes and steps of a model use; any process can run it."""
+        """Compile jobs, one for each kernel that the passes and steps of a model use.  Any process can run them."""
 
     def warm_up(self, model: AnyModel[A]) -> None:
-        """Load the kernels of ``jobs``, and compile those that are not compiled yet.  Overwrites the model's cache."""
+        """Load the kernels of :meth:`jobs`, and compile those that are not compiled yet.  Overwrites the cache of the
+        model."""
 
     def expect_drafts(self) -> None:
-        """Choose kernels that are fast for passes of a few rows, which verify drafts."""
+        """Select kernels that are fast for passes of a few rows, because passes will verify drafts."""
 
     def observe(self, observer: Observer[A] | None) -> None:
-        """Call ``observer`` with intermediate values of all further operations; None: stop.
+        """Call ``observer`` with intermediate values of all following operations.  None removes the observer.
 
-        The CPU reports values inside its operations: "query" in attention, the normalized and rotated queries [rows, n_head,
-        d_k]; "convolved" in a delta net, q, k and v of each row, concatenated: [rows, n_channels].
+        The CPU reports intermediate values of operations: "query" in attention, the normalized and rotated queries [rows,
+        n_head, d_k], and "convolved" in a delta net, q, k and v of each row, concatenated: [rows, n_channels].
 
-        A GPU reports each kernel that ``Backend.start`` starts, once it has ended, with the arrays that it wrote.  Their
-        names are those of ``engine.cuda.runtime.tensor.Launch``.
+        A GPU reports each kernel that ``Backend.start`` launches, after it has ended, with the arrays that it wrote.  The
+        names of the arrays are those in ``engine.cuda.runtime.tensor.Launch``.
         """

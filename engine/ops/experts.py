@@ -10,18 +10,24 @@ from engine.ops.activation import SWIGLU, Activation
 T = TypeVar("T")
 
 GATINGS = ("chosen", "softmax", "sigmoid", "sqrt_softplus")
-"""How logits become probabilities; "chosen": by a softmax over the chosen experts only."""
+"""The functions that turn logits into probabilities.  "chosen" is a softmax over the chosen experts only."""
 
 MOST_USED = 32
-"""The most experts of a row: the lanes of a warp."""
+"""The maximum number of experts that a row uses, which is the number of lanes in a warp."""
 
 
 class Routing(NamedTuple):
-    """The law by which logits become experts and weights (``engine/cpu/products/router.py``).
+    """The law by which experts and their weights are computed from logits (``engine/cpu/products/router.py``).
 
-    gating: one of ``GATINGS``; biased, selected: whether logits have a bias, and probabilities one for the selection;
-    normalized, floor, weight_scale, n_group, n_group_used, group_best: those of ``Experts``; tabled: whether a table gives
-        the experts.
+    gating: the function that turns logits into probabilities, one of ``GATINGS``.
+    biased: whether a bias is added to the logits.
+    selected: whether a bias is added to the probabilities for the selection.
+    normalized: whether the weights of the chosen experts are divided by their sum.
+    floor: the minimum of that sum.
+    weight_scale: a factor of all weights.
+    n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups.
+    tabled: whether the experts are given by a table.
+    group_best: the number of best experts whose scores are added to get the score of a group.
     """
 
     gating: str = "chosen"
@@ -36,35 +42,35 @@ class Routing(NamedTuple):
     group_best: int = 2
 
     def __str__(self) -> str:
-        """What differs from the law of most models: it becomes part of the name of a file."""
+        """The fields that differ from their defaults, which most models use.  The string becomes part of a file name."""
         fields = (f"{name}={value}" for name, value in self._asdict().items() if value != self._field_defaults[name])
         return f"Routing({', '.join(fields)})"
 
 
 @dataclass(frozen=True)
 class Experts(Generic[A, M]):
-    """n_expert feed-forward networks, of which each row uses n_used, and optionally a shared one that every row uses.
+    """n_expert feed-forward networks, of which each row uses n_used, and optionally a shared network, which all rows use.
 
-    router: matrix [n_expert, n_embd], with an additional row for the gate of the shared network if that has one.
+    router: matrix [n_expert, n_embd], with an additional row for the gate of the shared network if it has one.
     gate, up: the stacked matrices of all experts, [n_expert * n_ff, n_embd]; down: [n_expert * n_embd, n_ff].  gate is None
         if the activation has none.
     shared: gate (or None) and up [n_ff_shared, n_embd] and down [n_embd, n_ff_shared], or None.
-    activation: between gate and up, and down.
-    scales: factors of the weights of chosen experts, float32 [n_expert], or None.
-    shared_gated: whether the shared network is multiplied by sigmoid(the router's last output); otherwise it is added.
-    gating: "softmax", "sigmoid" or "sqrt_softplus": how logits become probabilities.
+    activation: the activation of all networks.
+    scales: factors of the weights of the chosen experts, float32 [n_expert], or None.
+    shared_gated: whether the output of the shared network is multiplied by sigmoid(the router's last output).
+    gating: the function that turns logits into probabilities: "softmax", "sigmoid" or "sqrt_softplus".
     router_bias: added to the logits, float32 [n_expert], or None.
     selection_bias: added to the probabilities for the selection only, float32 [n_expert], or None.
-    normalized: whether the weights of the chosen are divided by their sum, which is at least ``floor``.
+    normalized: whether the weights of the chosen experts are divided by their sum, or by ``floor`` if that is larger.
     weight_scale: a factor of all weights.
     n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups of consecutive experts.
-    group_best: the number of best experts of a group, 1 or 2, whose scores add up to that of the group.
-    given: the experts of each token, int32 [n_vocab, n_used], which are chosen instead of the best, or None.
+    group_best: the number of best experts, 1 or 2, whose scores are added to get the score of a group.
+    given: the experts of each token, int32 [n_vocab, n_used], which are used instead of the best experts, or None.
     gate_bias, up_bias, down_bias: added to the products of an expert, float32 [n_expert, n_ff], [n_expert, n_ff] and
         [n_expert, n_embd], or None.
     gate_scale, up_scale, down_scale: factors of the products of an expert before the biases, float32 [n_expert], or None.
 
-    Raises ModelError for combinations that no law describes.
+    Raises ModelError for combinations that are not supported.
     """
 
     n_expert: int
@@ -115,7 +121,10 @@ class Experts(Generic[A, M]):
 
     @property
     def routing(self) -> Routing:
-        """The law of the choice.  A softmax over all, renormalized over the chosen, is one over the chosen only."""
+        """The law by which experts are chosen and weighted.
+
+        A softmax over all experts that is renormalized over the chosen ones equals a softmax over the chosen ones.
+        """
         plain = self.selection_bias is None and self.given is None and self.n_group == self.n_group_used
         chosen = plain and self.normalized and self.gating == "softmax"
         normalizes = self.normalized and not chosen
@@ -136,5 +145,5 @@ class Experts(Generic[A, M]):
 
 
 def present(*matrices: T | None) -> list[T]:
-    """The matrices that exist."""
+    """The matrices that are not None."""
     return [matrix for matrix in matrices if matrix is not None]

@@ -8,16 +8,18 @@ from engine.arrays import A
 
 @dataclass(frozen=True)
 class Heads(Generic[A]):
-    """n_head query heads of size d_k share n_head_kv heads of keys of size d_k and of values of size d_v.
+    """The parameters of attention: n_head query heads of size d_k share n_head_kv key heads of size d_k and as many value
+    heads of size d_v.
 
-    neox: rotation pairs are (i, i + n / 2), else (2i, 2i + 1).
+    neox: whether rotation pairs are (i, i + n / 2); otherwise they are (2i, 2i + 1).
     scale: the factor of the queries.
+    eps: the epsilon of the norms.
     gated: each head has d_k gates after its d_k queries; its result is multiplied by sigmoid(gates).
-    q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None.
-    v_normed: whether values are normalized too, without weights.
+    q_norm, k_norm: weights [d_k] of the norm of each head of q and of k, or None.
+    v_normed: whether heads of v are also normalized, without weights.
     biases: the biases of q, k and v, or None.
-    norm_after: heads of q and k are normalized after their rotation instead of before.
-    sinks: float32 [n_head], or None: one more score of each softmax, without a value; it joins after all positions.
+    norm_after: whether heads of q and k are normalized after their rotation; otherwise they are normalized before it.
+    sinks: float32 [n_head], or None: an additional score of each softmax, without a value, added after all positions.
     query_scales: float32 [n_ctx], or None: a factor of the queries by position, applied after rotation and normalization.
     """
 

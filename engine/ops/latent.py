@@ -8,14 +8,15 @@ from engine.arrays import A, M
 
 @dataclass(frozen=True)
 class Latent(Generic[A, M]):
-    """n_head heads whose queries are multiplied by the same vectors, one per position (``engine/models/config.py``:
-    ``LatentConfig``).
+    """The parameters of latent attention: n_head heads attend to the same vectors, one per position
+    (``engine.models.latent_config.LatentConfig``).
 
-    scale: the factor of the scores; eps: that of ``norm``.
-    norm: float32 [rank], the weights that normalize latents before they are stored.
-    k_b: the matrices of all heads, stacked, [n_head * rank, n_nope]: from a query to its products with latents.
-    v_b: [n_head * d_v, rank]: from a sum of latents to the value that it stands for.
-    table: rotation angles, float32 [n_ctx, 2, n_rope / 2], of pairs (2i, 2i + 1).
+    scale: the factor of the scores.
+    eps: the epsilon of the norm.
+    norm: float32 [rank], the weights of the norm of latents, which is applied before they are stored.
+    k_b: the stacked matrices of all heads, [n_head * rank, n_nope], which map queries to the space of latents.
+    v_b: the stacked matrices of all heads, [n_head * d_v, rank], which map weighted sums of latents to values.
+    table: float32 [n_ctx, 2, n_rope / 2], the cosines and sines of the rotation of pairs (2i, 2i + 1).
     query_scales: float32 [n_ctx], or None: a factor of the queries by position.
     """
 

@@ -16,54 +16,62 @@ Progress = Callable[[str, int, int], None]
 
 
 class MemoryOperations(Protocol[A, M_co]):
-    """Memory for arrays ``A`` and matrices ``M_co``.  It may be requested at any time."""
+    """Memory for arrays ``A`` and matrices ``M_co``.  It may be allocated at any time."""
 
     def free_memory(self, weights: int) -> int:
-        """Bytes that remain for a cache after ``weights`` bytes of weights and the intermediate results of a pass; 0 if
-        unknown."""
+        """The memory in bytes that is left for a cache after ``weights`` bytes of weights and the intermediate results of a
+        pass; 0 if it is unknown."""
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx`` positions needs besides the cache."""
+        """The memory in bytes, not counting the cache, that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx``
+        positions needs."""
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
-        """Bytes that attention of ``n_head`` heads over latents of ``rank`` elements at ``n_ctx`` positions needs besides the
-        cache, in passes of up to ``rows`` rows."""
+        """The memory in bytes, not counting the cache, that attention of ``n_head`` heads over latents of ``rank`` elements
+        at ``n_ctx`` positions needs in passes of up to ``rows`` rows."""
 
     def buffer_bytes(self) -> int:
-        """Bytes of memory for the intermediate results of passes."""
+        """The memory in bytes for the intermediate results of passes."""
 
     def rest(self, cache: KVCache) -> None:
-        """Give memory back to the system that holds nothing while no pass runs: free pages of a cache, intermediate results.
-        No pass may be running."""
+        """Return memory to the system that is unused while no pass runs: free pages of a cache, and intermediate results.
+
+        No pass may be running.
+        """
 
     def resume(self, cache: KVCache) -> None:
-        """Prepare for passes after :meth:`rest`.  Passes may also run without it, but more slowly."""
+        """Prepare for passes after :meth:`rest`.  Without this call, the next passes are slower."""
 
     def upload(self, array: np.ndarray) -> A:
         """A device array with the values, shape and dtype of a NumPy array.  Raises DeviceError if memory runs out."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> A:
-        """A zeroed array that outlives the pass.  Raises DeviceError if memory runs out."""
+        """A zeroed array, which is valid beyond the end of a pass.  Raises DeviceError if memory runs out."""
 
     def store(self, target: A, first: int, rows: np.ndarray) -> None:
-        """target[first : first + len(rows)] = rows."""
+        """Copy a NumPy array to rows of an array: target[first : first + len(rows)] = rows."""
 
     def download(self, array: A) -> np.ndarray:
-        """The values as a NumPy array, after all work started earlier has ended."""
+        """The values of an array as a NumPy array, read after all work that was started earlier has ended."""
 
     def weight(self, weight: Weight, host: bool = False) -> M_co:
-        """A weight matrix that the operations can read.  Raises DeviceError if memory runs out.
+        """A weight matrix in memory that the operations can read.  Raises DeviceError if memory runs out.
 
-        host: keep it in host memory, for a table of which a pass reads only a few rows.
+        host: whether to keep the matrix in host memory, which suits a table of which a pass reads only a few rows.
         """
 
     def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
-        """Prepare to load the tensors of a file.  ``progress("load", done, total)`` is called as their bytes are read, now or
-        by ``loaded``."""
+        """Prepare to load the tensors of a file.
+
+        ``progress("load", done, total)`` is called, with numbers of bytes, while the tensors are read, by this method or by
+        :meth:`loaded`.
+        """
 
     def load_jobs(self) -> list[Job]:
-        """Compile jobs of kernels that ``loaded`` uses, which may be compiled before it is called."""
+        """Compile jobs for the kernels that :meth:`loaded` uses.  They may be compiled before it is called."""
 
     def loaded(self) -> None:
-        """Complete the loading of all matrices, and release memory that only loading needs.  Call it after the last
-        ``weight``."""
+        """Complete the loading of all matrices, and release memory that only loading needs.
+
+        Must be called after the last call of :meth:`weight`.
+        """

@@ -12,11 +12,11 @@ from engine.ops.device import DeviceOperations
 
 
 class VocabularySize(Protocol):
-    """What a backend uses of the description of a model."""
+    """The part of a model's configuration that a backend uses."""
 
     @property
     def n_vocab(self) -> int:
-        """Number of tokens."""
+        """The number of tokens in the vocabulary."""
 
 
 class Drafter(Protocol[A]):
@@ -24,61 +24,66 @@ class Drafter(Protocol[A]):
 
     @property
     def ops(self) -> DeviceOperations:
-        """The backend that computes the drafts: one of the same kind as the model's."""
+        """The backend that computes the drafts.  It is of the same kind as the backend of the model."""
 
     @property
     def inputs(self) -> Batch[A] | None:
-        """Memory for the inputs of its passes (``Operations.inputs``)."""
+        """Memory for the inputs of the drafter's passes (``Operations.inputs``)."""
 
     @property
     def hidden(self) -> A:
-        """Outputs of the trunk, float32 [sequences, length, n]: row p % length of a sequence is that of the token at position
-        p."""
+        """Outputs of the trunk, float32 [sequences, length, n].  The output for the token at position p of a sequence is in
+        row p % length."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of weights that one draft reads."""
+        """The size in bytes of the weights that one draft reads."""
 
     def follow(self, batch: Batch[A], hidden: A) -> None:
         """Store the outputs ``hidden`` [rows, n] of the trunk for the tokens of a pass."""
 
     def compute(self, batch: Batch[A], n_logits: int) -> A:
-        """Logits after one token: float32 [1, n_vocab]."""
+        """The operations of a draft pass: logits after one token, float32 [1, n_vocab]."""
 
     def forward(self, token: int, position: int, sequence: TokenSequence) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence."""
+        """Run a draft pass.  Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
 
 
 class AnyModel(Protocol[A]):
-    """The interface of a model that a backend uses; ``engine.models.base.Model`` implements it."""
+    """The interface of a model that a backend uses.  ``engine.models.base.Model`` implements it."""
 
     @property
     def ops(self) -> DeviceOperations:
-        """The backend that computes it."""
+        """The backend that computes the passes of the model."""
 
     @property
     def config(self) -> VocabularySize:
-        """Its description."""
+        """The configuration of the model."""
 
     cache: KVCache
     sequence: TokenSequence
 
     @property
     def drafter(self) -> Drafter[A] | None:
-        """The network that drafts from its outputs, or None."""
+        """The network that drafts tokens from the outputs of the model, or None."""
 
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:
-        """The operations of a pass (``engine.ops.executor.Forward``)."""
+        """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
+        float32 [n_logits, n_vocab], or None."""
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: TokenSequence) -> np.ndarray:
         """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
 
     def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
-        """Run a pass of some sequences and return the logits of the rows of each.  The caller commits the tokens that it
-        keeps."""
+        """Run a pass over rows of several sequences.  The caller then commits the tokens that it keeps.
+
+        parts: for each sequence, the sequence and the tokens that follow it.
+
+        Returns the logits of the rows of each sequence, float32 [rows, n_vocab].
+        """
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""

@@ -1,4 +1,4 @@
-"""What a backend tells an observer."""
+"""The intermediate values that a backend reports to an observer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from engine.arrays import A
 class Observation(Generic[A]):
     """Intermediate values of an operation, by name.
 
-    kernel: the GPU kernel that wrote them, such as "rope"; "" on the CPU.
+    kernel: the GPU kernel that wrote the values, such as "rope"; "" on the CPU.
     variant: the kernel with its constants, such as "rope[f16, f16, 64, 64, ...]"; "" on the CPU.
     values: the arrays by name.
     """

@@ -1,7 +1,7 @@
 """A backend: arithmetic, memory, an executor and a device.
 
-Two backends implement it: ``engine/cpu/backend.py`` and ``engine/cuda/backend.py``.  Both give the same bits.  The four
-protocols describe every operation, with its formula and shapes; a backend describes only what is special to it.
+There are two backends: ``engine/cpu/backend.py`` and ``engine/cuda/backend.py``.  Their results have the same bits.  The four
+protocols document every operation with its formula and shapes.  A backend documents only what is specific to it.
 """
 
 from typing import Any, Protocol, TypeAlias
@@ -21,4 +21,4 @@ AnyOperations: TypeAlias = Operations[Any, Any, Any]
 """A backend of any kind."""
 
 Ops: TypeAlias = Operations[Array, Value, Matrix]
-"""A backend of any device, as models and the layers above them see it."""
+"""A backend of any device, with the types that models and their callers use."""

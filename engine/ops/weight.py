@@ -1,4 +1,4 @@
-"""A weight matrix as operations take it: packed rows and their format."""
+"""A weight matrix: packed rows and their format."""
 
 from dataclasses import dataclass, replace
 
@@ -9,11 +9,15 @@ from engine.gguf.quants import Format
 
 @dataclass(frozen=True)
 class Weight:
-    """Packed rows of one tensor.
+    """The packed rows of one tensor, or a selection of them.
 
-    ``data``: uint8 [n, row bytes], usually a view of the mapped file; ``columns``: weights per row.  If ``pitch`` is not 0,
-    the matrix consists of only ``count`` rows of every ``pitch``, from row ``first`` on.  ``stack``: the number of matrices
-    that the rows consist of, those of a mixture's experts.
+    name: the name of the tensor.
+    format: the format of the rows.
+    columns: the number of weights per row.
+    data: uint8 [n, row bytes], usually a view of the mapped file.
+    first, count, pitch: of every ``pitch`` rows, the matrix contains the ``count`` rows from row ``first`` on.  If ``pitch``
+        is 0, it contains all rows.
+    stack: the number of matrices whose rows are stacked, for example those of the experts of a mixture.
     """
 
     name: str
@@ -27,32 +31,32 @@ class Weight:
 
     @property
     def rows(self) -> int:
-        """The number of output values."""
+        """The number of rows of the matrix, which is the number of output values."""
         n = int(self.data.shape[0])
         return n // self.pitch * self.count if self.pitch else n
 
     def part(self, first: int, last: int) -> np.ndarray:
-        """Rows [first, last), contiguous: uint8 [last - first, row bytes]."""
+        """The packed rows [first, last), contiguous: uint8 [last - first, row bytes]."""
         if not self.pitch:
             return self.data[first:last]
         i = np.arange(first, min(last, self.rows))
         return self.data[i // self.count * self.pitch + self.first + i % self.count]
 
     def runs(self, first: int, count: int, pitch: int) -> "Weight":
-        """One matrix for every ``pitch`` rows, of ``count`` of them from row ``first`` on; stacked."""
+        """Stacked matrices, one for every ``pitch`` rows, each with the ``count`` rows from row ``first`` on."""
         return replace(self, first=first, count=count, pitch=pitch, stack=self.rows // pitch)
 
     def halves(self, pitch: int) -> "tuple[Weight, Weight]":
-        """Two matrices: the first and the second half of every ``pitch`` rows."""
+        """Two matrices: the first halves and the second halves of every ``pitch`` rows."""
         n = pitch // 2
         return replace(self, count=n, pitch=pitch), replace(self, first=n, count=n, pitch=pitch)
 
     def slice(self, first: int, last: int) -> "Weight":
-        """The matrix of rows [first, last) of a matrix that has all rows of its tensor."""
+        """The matrix of rows [first, last).  This matrix must contain all rows of its tensor."""
         return replace(self, data=self.data[first:last])
 
     def reordered(self, order: np.ndarray) -> "Weight":
-        """The matrix with row ``order[i]`` as its row i; order: integers [rows]."""
+        """A copy with the rows in another order: row i of the copy is row ``order[i]``.  order: integers [rows]."""
         data = self.data[order]
-        data.flags.writeable = False  # like mapped rows, so that the same compiled kernels serve both
+        data.flags.writeable = False  # like mapped rows, so that the same compiled kernels accept both
         return replace(self, data=data)
