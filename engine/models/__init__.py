@@ -1,1 +1,1 @@
-"""A model on a backend: the description of its layers, its weights, and the forward pass that both determine."""
+"""A model on a backend: the configuration of its layers, its weights, and its forward pass."""

@@ -1,4 +1,4 @@
-"""An entry of the registry of architectures (``engine/models/registry.py``)."""
+"""An entry in the registry of architectures (``engine/models/registry.py``)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from engine.models.metadata import Metadata
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture that the engine runs.
+    """An architecture that the engine supports.
 
-    name: ``general.architecture`` of its files.
-    models: well-known models.
-    read: makes the configuration from the metadata; raises ModelError or GGUFError.
-    oracle: the independent implementation that its logits are compared with.
-    drafts: how its models can draft tokens by themselves; "" if they cannot.
-    model: the class that computes its forward pass.
+    name: the value of ``general.architecture`` in its files.
+    models: well-known models with this architecture.
+    read: reads the configuration from the metadata.  Raises ModelError or GGUFError.
+    oracle: the independent implementation with which the logits are compared.
+    drafts: how its models can draft tokens without another model; "" if they cannot.
+    model: the class that computes the forward pass.
     """
 
     name: str

@@ -1,17 +1,17 @@
-"""gemma4-assistant: a small model that drafts for a gemma4 model from its outputs, keys and values.
+"""gemma4-assistant: a small model that drafts for a gemma4 model, using its outputs, keys and values.
 
-For token t at position p, with h the trunk's output (normalized) at position p - 1, and P the position of the last sampled
-token that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
+For token t at position p, with h the normalized output of the trunk at position p - 1, and P the position of the last sampled
+token before the drafts of a step (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
 
-    x = [embed(t), h] Wpre                          the trunk's own embedding
-    x = layer(x)                                    as in engine/models/families/gemma4.py, but with queries only: their
-                                                    position is P, and they see what the trunk's last layer of their kind
-                                                    stored before P
+    x = [embed(t), h] Wpre                          the embedding of the trunk
+    x = layer(x)                                    as in engine/models/families/gemma4.py, but with queries only.  They have
+                                                    position P, and read the keys and values before P of the last layer of
+                                                    the same kind in the trunk
     y = rms_norm(x, output_norm);  h' = y Wpost;  logits = y Whead, for position p + 1
 
-A chain of drafts continues with h' in place of the trunk's h, at the same P.  Drafts have no keys, so the assistant sees
-them only through h'.  It has no cache of its own.  The outputs h are stored in rings by position, like those of
-``engine/models/mtp.py``: every pass of the trunk overwrites what drafts stored there.
+For further drafts, h' replaces h, with the same P.  Drafts have no keys, so the assistant sees them only through h'.  It has
+no cache.  The outputs h are stored in rings indexed by position, as in ``engine/models/mtp.py``.  Every pass of the trunk
+overwrites the entries that drafts have stored there.
 """
 
 from dataclasses import replace
@@ -32,17 +32,17 @@ from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
 IGNORED = ("masked_embd_centroids.weight", "masked_embd_ordering")
-"""Tensors that select the logits to compute; this engine computes all of them."""
+"""Tensors that select the logits to compute.  They are ignored, because this engine computes all logits."""
 
 
 class Assistant(Gemma4Loader):
-    """The assistant of ``target``, on the same device or on another GPU that can read its memory.
+    """The assistant of ``target``, on the same device or on another GPU that can read the memory of the target.
 
     Raises ModelError if the file is the assistant of another model.
     """
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, target: Model) -> None:
-        # Share the target's tables of angles if they are on the same device and equal.
+        # The assistant shares the target's tables of angles that are equal, if both are on the same device.
         super().__init__(config, gguf, ops, target.cache.n_ctx, target if ops is target.ops else None)
         c = config
         self._target = target
@@ -54,17 +54,17 @@ class Assistant(Gemma4Loader):
         self.layers = [self.load_layer(il) for il in range(c.n_layer)]
         self.ignore(*IGNORED)
         self.check_complete()
-        #: Memory for the inputs of its passes.
+        #: Memory for the inputs of the assistant's passes.
         self.inputs = ops.inputs()
         #: int32 [2, decode_rows]: P and P - 1 of each row.
         self.anchor = ops.zeros((2, ops.decode_rows), np.int32)
-        #: float32 [sequences, length, n_embd_out]: h of position p in row p % length; more positions than the steps in
-        #: flight can write after the last committed one.
+        #: float32 [sequences, length, n_embd_out]: h of position p is in row p % length.  There are more rows than steps in
+        #: flight can write after the last committed position.
         sizes = target.cache.n_sequences, spare(target.ops.decode_rows), c.n_embd_out
         self.hidden = target.ops.zeros(sizes, np.float32)
 
     def _memory_of(self, il: int) -> int:
-        """The layer of the trunk whose keys and values layer ``il`` reads."""
+        """The index, in the target's cache, of the layer whose keys and values layer ``il`` reads."""
         c, t = self.config, self._target.config
         if t.architecture != "gemma4" or t.n_embd != c.n_embd_out or t.n_vocab != c.n_vocab:
             raise ModelError(
@@ -83,21 +83,24 @@ class Assistant(Gemma4Loader):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of weights that one draft reads."""
+        """The size in bytes of the weights that one draft reads."""
         return bytes_read(self.gguf.tensors.values(), self.config)
 
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
-        """Store the outputs ``hidden`` [rows, n_embd_out] of the trunk for the tokens of a pass."""
+        """Store the outputs of the trunk for the tokens of a pass: hidden [rows, n_embd_out]."""
         last = slice(max(0, batch.rows - self.hidden.shape[1]), batch.rows)
         self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array:
-        """Logits after one token, float32 [1, n_vocab].  The h of the position before must be stored.  Stores h' in place of
-        the trunk's h, which overwrites it later."""
+        """The operations of a draft pass: logits after one token, float32 [1, n_vocab].
+
+        h of the position before the token must be stored.  The pass stores h' at the position of the token.  The next pass
+        of the trunk overwrites it with h.
+        """
         ops, c, target = self.ops, self.config, self._target
         e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
         x = self.pre_projection.apply(ops, ops.beside(e, self.hidden, batch))
-        # All drafts of a step have the position of the last sampled token and see the positions before it.
+        # All drafts of a step use the position of the last sampled token and see the positions before it.
         places, last = (self.anchor[i : i + 1].reshape(ops.decode_rows)[: batch.rows] for i in range(2))
         here = replace(batch, positions=places)
         for il, layer in enumerate(self.layers):
@@ -112,12 +115,12 @@ class Assistant(Gemma4Loader):
         return logits
 
     def stand(self, position: int) -> None:
-        """Set the position of the last sampled token that the next drafts follow, at least 1."""
+        """Set P, the position of the last sampled token before the next drafts.  It must be at least 1."""
         anchor = np.array([[position], [position - 1]], np.int32)
         self.ops.store(self.anchor, 0, np.repeat(anchor, self.ops.decode_rows, 1))
 
     def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence."""
+        """Run a draft pass.  Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
         self.reserve(position + 1)
         tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)

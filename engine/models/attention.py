@@ -1,7 +1,7 @@
-"""The attention of one layer: its weights, and the operations that it consists of.
+"""The attention of one layer: weights and operations.
 
 q, k, v = a Wq (+ bq), a Wk (+ bk), a Wv (+ bv);  o = attention(q, k, v);  the layer adds o Wo (+ bo) to the residual stream.
-What is done to q, k and v before attention is that of ``AttentionConfig``.
+``AttentionConfig`` specifies the operations on q, k and v before attention.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,12 @@ from engine.ops.operations import Ops
 
 @dataclass
 class Attention(Mixer):
-    """Weights of attention.
+    """The weights of attention.
 
-    inputs: the layers of q, k and v.
-    row_norms: the weights that normalize whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or none.
-    table: the rotation angles, None: no rotation.
+    inputs: the linear layers that compute q, k and v.
+    heads: the parameters of attention.
+    row_norms: the weights of the norms of whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or empty.
+    table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
     """
 
     inputs: list[Linear]
@@ -31,8 +32,10 @@ class Attention(Mixer):
     table: Array | None
 
     def mix(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> Value:
-        """The result of attention for the normalized rows a [rows, n_embd], before the output layer: float32 [rows, n_head *
-        d_v].  Their keys and values are stored in ``memory``."""
+        """Store keys and values in ``memory`` and compute attention for the normalized rows a [rows, n_embd].
+
+        Returns the result before the output layer, float32 [rows, n_head * d_v].
+        """
         q, k, v = products(ops, a, self.inputs, self.heads.biases is None)
         if self.row_norms:
             q, k = self._normalized(ops, q, 0), self._normalized(ops, k, 1)
@@ -50,8 +53,8 @@ class Attention(Mixer):
 
 
 def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attention:
-    """Load the tensors ``attn_q``, ``attn_k``, ``attn_v`` (or ``attn_qkv``) and ``attn_output``, and what the configuration
-    asks for: ``attn_q_norm``, ``attn_k_norm``, ``attn_sinks``."""
+    """Load the tensors ``attn_q``, ``attn_k``, ``attn_v`` (or ``attn_qkv``) and ``attn_output``, and, depending on the
+    configuration, ``attn_q_norm``, ``attn_k_norm`` and ``attn_sinks``."""
     c, n_embd = config, loader.config.n_embd
     rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
     inputs = loader.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", rows, n_embd)
@@ -59,7 +62,7 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     weights = {name: loader.vector(f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
     by_row = c.norm == "rows"
     biases = [layer.bias for layer in inputs if layer.bias is not None]
-    # The kernel that rotates adds all three biases; it does so after a norm of rows.
+    # The rotation kernel can add all three biases, but a norm of whole rows must come after the biases.
     fused = len(biases) == 3 and not by_row
     heads: Heads[Array] = Heads(
         c.n_head,

@@ -1,4 +1,4 @@
-"""The description of attention."""
+"""The configuration of attention."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,20 @@ from engine.models.rope_config import RopeConfig
 
 @dataclass(frozen=True)
 class AttentionConfig(MixerConfig):
-    """A mixer: causal attention of n_head heads of queries over n_head_kv heads of keys of d_k and values of d_v elements.
+    """A mixer: causal attention of n_head query heads over n_head_kv heads of keys and values.
+
+    d_k, d_v: the number of elements of a query or key, and of a value.
 
     scale: the factor of the scores.
-    rope: the rotation of queries and keys; None: they are not rotated.
-    window: the number of latest positions that a token sees; 0: all.
-    norm: how queries and keys are normalized: "" not at all, "heads" each head by itself, "rotated heads" each head after its
-        rotation, "rows" all heads of a row together.
-    normed_values: whether heads of values are normalized too, without weights.
-    gated: whether the result of each head is multiplied by sigmoid of gates that follow its queries.
-    sinks: whether each head has a sink, an additional term of its softmax.
-    temperature: (s, n): queries at position p are multiplied by 1 + s ln(1 + p // n); None: they are not.
-    source: the layer whose keys and values it reads; None: its own.
+    rope: the rotation of queries and keys; None: there is no rotation.
+    window: the number of latest positions that a token sees, its own included; 0: all.
+    norm: how queries and keys are normalized: "" for no norm, "heads" for each head separately, "rotated heads" for each head
+        separately after its rotation, "rows" for all heads of a row together.
+    normed_values: whether heads of values are also normalized, without weights.
+    gated: whether the result of each head is multiplied by sigmoid(gates), with the gates computed together with the queries.
+    sinks: whether each head has a sink, which is an additional term of its softmax.
+    temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
+    source: the index of the layer whose keys and values are read; None: the layer has its own.
     """
 
     n_head: int
@@ -38,24 +40,24 @@ class AttentionConfig(MixerConfig):
     source: int | None = None
 
     def cache_spec(self, rewind: int, decode_rows: int) -> AttentionCacheSpec:
-        """Keys and values."""
+        """The specification of the cache: keys and values."""
         return AttentionCacheSpec(self.n_head_kv, self.d_k, self.d_v, self.window, decode_rows)
 
     @property
     def row_elements(self) -> int:
-        """Queries with their gates, keys, values and results."""
+        """An estimate of the number of elements per row of queries with gates, keys, values and results."""
         return self.n_head * (3 * self.d_k + self.d_v) + self.n_head_kv * (self.d_k + self.d_v)
 
     @property
     def memory_source(self) -> int | None:
-        """``source``."""
+        """The index of the layer whose keys and values are read, ``source``; None: the layer has its own."""
         return self.source
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
-        """``rope``, if there is one."""
+        """A tuple of ``rope``, or an empty tuple if there is no rotation."""
         return () if self.rope is None else (self.rope,)
 
     def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
-        """The results of chunks before they are joined."""
+        """The memory in bytes for the results of chunks before they are joined."""
         return scratch.scratch_bytes(self.n_head, self.d_v, n_ctx)

@@ -1,4 +1,4 @@
-"""The common part of all decoder-only transformers: embedding, layers, output head, cache, and the entry ``forward``."""
+"""The common part of all models: embedding, layers, output head, cache, and the methods that run passes."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -23,15 +23,15 @@ from engine.ops.model import Drafter
 from engine.ops.operations import Ops
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
-"""Sequences, each with the tokens that a pass reads of it."""
+"""Sequences, each with the tokens that a pass reads for it."""
 
 
 class Model(Loader):
-    """A model on a backend.  ``ops`` is the backend; no code here or in subclasses depends on which one it is.
+    """A model on the backend ``ops``.  No code here or in subclasses depends on the kind of backend.
 
-    A subclass loads its layers in ``load_layer`` and computes one of them in ``block``.  ``drafter`` is the network that
-    drafts tokens from the outputs of the trunk: a layer of the file (``engine/models/mtp.py``) or an assistant
-    (``engine/models/assistant.py``); None if there is none or it is switched off.
+    A subclass loads a layer in ``load_layer`` and computes it in ``block``.  ``drafter`` is the network that drafts tokens
+    from the outputs of the trunk, either a layer of the file (``engine/models/mtp.py``) or an assistant
+    (``engine/models/assistant.py``).  It is None if there is no such network or it is switched off.
     """
 
     def __init__(
@@ -45,13 +45,18 @@ class Model(Loader):
         n_sequences: int = 1,
         capacity: int = 0,
     ) -> None:
-        """types: element types of keys and values; rewind: the number of latest tokens that recurrent layers can roll back;
-        n_sequences: the number of sequences that it holds at once; capacity: the positions that they share, 0: n_ctx for
-        each."""
+        """Load the weights and allocate the cache.
+
+        n_ctx: the maximum number of positions of a sequence.
+        types: the element types of keys and values.
+        rewind: the number of tokens that recurrent layers can always roll back.
+        n_sequences: the number of sequences in the cache.
+        capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
+        """
         super().__init__(config, gguf, ops, n_ctx)
         self.rewind = rewind
         self.n_sequences = n_sequences
-        #: The most rows of a pass.
+        #: The maximum number of rows in a pass.
         self.max_rows = pass_rows(ops.max_rows, n_ctx, ops.decode_rows)
         self.drafter: Drafter[Array] | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
@@ -61,37 +66,38 @@ class Model(Loader):
         self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         self.load_rest()
-        # The layer that drafts is left out if its tensors are not what they should be.
+        # load_rest leaves out the layer that drafts if its tensors are wrong.
         config = self.config
-        # The cache comes last, when the tensors have confirmed the sizes in the metadata.
+        # The cache is allocated last, when the tensors have confirmed the sizes in the metadata.
         others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
         specs = cache_specs(config, rewind, ops.decode_rows)
         self.cache = KVCache(specs, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
-        #: The number of positions whose rotation angles a pass has needed, in whole chunks.
+        #: The number of positions for which rotation angles have been computed, in whole chunks.
         self._n_angles = 0
-        #: What the cache holds.
+        #: The sequences, one for each slot of the cache.
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         #: The sequence in slot 0.
         self.sequence = self.sequences[0]
-        #: The number of segments that recurrent layers keep; 0 without such layers.
+        #: The number of segments in the rings of recurrent layers; 0 without such layers.
         self.segments = max((spec.segments for spec in specs), default=0)
 
     def load_layer(self, il: int) -> Any:
-        """The weights of layer ``il``."""
+        """Load the weights of layer ``il``."""
         raise NotImplementedError
 
     def load_rest(self) -> None:
-        """Load what the family needs besides the layers of its trunk."""
+        """Load all weights that do not belong to a layer of the trunk."""
         raise NotImplementedError
 
     # --- the forward pass --------------------------------------------------------------------------------------
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> np.ndarray:
-        """Store ``tokens`` int32 [rows] at ``positions`` int32 [rows] (consecutive, from ``sequence.length``) and
-        return the logits of the last ``n_logits`` rows: float32 [n_logits, n_vocab].
+        """Run a pass over ``tokens`` int32 [rows] at ``positions`` int32 [rows], and commit the tokens.
 
-        One row is a decode step; more are a verify batch or a prompt.  The bits of a row do not depend on their number.
-        Raises ContextError if the positions do not fit into the context.
+        Positions are consecutive and begin at ``sequence.length``.  The bits of a row do not depend on the number of rows.
+
+        Returns the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab].  Raises ContextError if the positions
+        do not fit into the context, and NoPages if all pages of the cache are in use.
         """
         passing = self.split(tokens, positions, n_logits, sequence)
         passing.advance(passing.pieces)
@@ -100,21 +106,31 @@ class Model(Loader):
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def split(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> SplitPass:
-        """The pass that :meth:`forward` runs, to be started in pieces.  Whoever has started all of it commits the tokens.
+        """Prepare the pass of :meth:`forward` so that it can be started in pieces.
 
-        tokens, positions: int32 [rows]; n_logits: the number of last rows whose logits are wanted.  Raises ContextError if
-        the positions do not fit into the context, and NoPages if the pages of the cache are all in use.
+        The caller commits the tokens when it has started all pieces.
+
+        tokens, positions: int32 [rows].
+        n_logits: the number of last rows whose logits are computed.
+
+        Raises ContextError if the positions do not fit into the context, and NoPages if all pages of the cache are in use.
         """
         self.prepare(int(positions[0]), tokens.size, sequence)
         slots = np.full(tokens.size, sequence.slot, np.int32)
-        # A few tokens of a prompt are read like a decode batch, whose recordings serve them too.
+        # A short part of a prompt is read like a decode batch, so that the recordings of decode passes can be used.
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
         return self.ops.split(self.compute, Batch(tokens, positions, slots, role=role), n_logits)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
-        """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their
-        rows: float32 [tokens, n_vocab] for each.  The bits of a row do not depend on the other sequences.  The caller commits
-        the tokens that it keeps."""
+        """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.
+
+        The bits of a row do not depend on the other sequences.
+
+        parts: for each sequence, the sequence and the tokens that follow it.
+
+        Returns the logits of the rows of each sequence, float32 [tokens, n_vocab].  Raises ContextError if the positions do
+        not fit into the context, and NoPages if all pages of the cache are in use.
+        """
         given: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -134,7 +150,7 @@ class Model(Loader):
         return found
 
     def memory(self, il: int) -> Any:
-        """The memory that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``."""
+        """The cache that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``."""
         return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int, sequence: Sequence) -> None:
@@ -147,19 +163,24 @@ class Model(Loader):
             self._n_angles = end
 
     def save(self, sequence: Sequence, length: int = 0) -> Snapshot:
-        """A snapshot of what layers keep in rings, after the first ``length`` tokens of a sequence, by default all (at
-        least one): states of recurrent layers, latents and blocks of layers with compressed rows, outputs for the layer that
-        drafts.  The rings must still hold it."""
+        """Take a snapshot after the first ``length`` tokens of a sequence; 0: after all tokens, of which there must be at
+        least one.
+
+        A snapshot contains the states of recurrent layers, the latents and open blocks of layers with compressed rows, and
+        the output of the trunk for the layer that drafts.  The rings must still contain these entries.
+        """
         length, arrays = length or sequence.length, []
         for rows in self.remembered(length, sequence):
-            # Whole, although a ring may divide it: a model with rings of another length can restore it.
+            # Parts before and after the end of a ring are concatenated, so that rings of another length can be restored.
             if runs := [self.ops.download(rows.ring[run]) for run in rows.runs()]:
                 arrays.append(np.concatenate(runs))
         return Snapshot(length, arrays)
 
     def restore(self, snapshot: Snapshot, sequence: Sequence) -> None:
-        """Continue a sequence after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the
-        cache; they are its first ones."""
+        """Restore a snapshot, so that the sequence continues after the tokens of the snapshot.
+
+        These tokens must be the first ones of the sequence, and their keys, values and compressed rows must be in the cache.
+        """
         if sequence.length != snapshot.length:
             sequence.resume(snapshot.length)
         self.cache.publish()
@@ -173,7 +194,7 @@ class Model(Loader):
                     at += count
 
     def remembered(self, length: int, sequence: Sequence) -> Iterator[StoredRows[Array]]:
-        """What a pass after ``length`` tokens of a sequence needs besides keys and values."""
+        """The entries of rings, and of pages that windows free, that a pass after ``length`` tokens of a sequence needs."""
         slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             for rows in layer.needed(slot, length, sequence.pages):
@@ -183,9 +204,13 @@ class Model(Loader):
             yield StoredRows("output of the trunk", hidden, max(0, length - 1), length)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
-        """Run the operations of a pass on the backend's arrays.  Returns the logits of the last ``n_logits`` rows, float32
-        [n_logits, n_vocab], or None for ``n_logits`` 0.  A backend may record the operations once and replay them, so they
-        may depend on the number of rows, never on the values."""
+        """Run the operations of a pass on arrays of the backend.
+
+        A backend may record the operations once and replay them.  The sequence of operations may therefore depend on the
+        number of rows, but not on values.
+
+        Returns the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None if ``n_logits`` is 0.
+        """
         ops, config = self.ops, self.config
         x = self.enter(ops.embed(self.token_embd, batch.tokens, config.embedding_scale))
         batch = self.begin(batch, x)
@@ -207,24 +232,24 @@ class Model(Loader):
         return self._head(self.ops.rms_norm(self.leave(x), self.output_norm, self.config.norm_eps))
 
     def _head(self, x: Value) -> Array:
-        """Logits of normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
+        """The logits of the normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
         logits = self.output.apply(self.ops, x)
         if self.config.logit_scale != 1.0:
             logits = self.ops.scale(logits, self.config.logit_scale)
         return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits
 
     def enter(self, x: Array) -> Array:
-        """The residual stream that begins with the embeddings x, float32 [rows, n_embd]."""
+        """The residual stream before the first layer, computed from the embeddings x, float32 [rows, n_embd]."""
         return x
 
     def leave(self, x: Array) -> Array:
-        """What is normalized for the output after the last layer, float32 [rows, n_embd]."""
+        """The input of the output norm, float32 [rows, n_embd], computed from the residual stream x after the last layer."""
         return x
 
     def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
-        """The pass, extended by inputs that its layers need besides the residual stream x, float32 [rows, n_embd]."""
+        """The batch, extended by inputs that layers need in addition to the residual stream x, float32 [rows, n_embd]."""
         return batch
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """One layer: residual stream in, residual stream out, float32 [rows, n_embd]."""
+        """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
         raise NotImplementedError

@@ -1,13 +1,13 @@
-"""Attention over a window of latents and compressed rows: its weights, and the operations that it consists of.
+"""Attention over a window of latents and over compressed rows: weights and operations.
 
-For normalized rows n (``engine/models/families/deepseek4.py`` has the whole layer)::
+For normalized rows n (``engine/models/families/deepseek4.py`` describes the whole layer)::
 
     c = rms_norm(n Wqa);  q = rotate(rms_norm(c Wqb)) per head
-    x = rotate(rms_norm(n Wkv))                         one latent per token, key and value of all heads
+    x = rotate(rms_norm(n Wkv))                         one latent per token, the key and value of all heads
     compressed rows of n Wkv' and n Wgate'              engine/cpu/compressor.py
-    with an indexer: rows chosen by rotate(c Wq''), n Wproj, and keys made in the same way
-    o = rotate back(attention(q, latents of the window, compressed rows))
-    the heads of each group times Woa, and all of these times Wob
+    with an indexer: rows selected by rotate(c Wq''), n Wproj, and keys, which are computed like compressed rows
+    o = inverse rotation of attention(q, latents of the window, compressed rows)
+    the heads of each group times Woa, and the concatenated results of all groups times Wob
 
 With ds4's rounding, x, compressed rows, keys of the indexer and its queries are rounded (``engine/cpu/rounding.py``).
 """
@@ -28,7 +28,11 @@ from engine.ops.operations import Ops
 
 @dataclass
 class RowWeights:
-    """What makes compressed rows: the layers of values and of scores, [overlap * d, n_embd], and their law."""
+    """The weights that compute compressed rows, or keys of an indexer.
+
+    values, scores: the linear layers of values and of scores, [overlap * d, n_embd] each.
+    law: the parameters of the compressor.
+    """
 
     values: Linear
     scores: Linear
@@ -37,7 +41,12 @@ class RowWeights:
 
 @dataclass
 class Indexer:
-    """What chooses compressed rows: queries [n_head * d, n_q], weights of heads [n_head, n_embd], and what makes the keys."""
+    """The weights of an indexer, which selects compressed rows.
+
+    queries: the linear layer of the queries, [n_head * d, n_q].
+    proj: the linear layer of the weights of heads, [n_head, n_embd].
+    keys: the weights that compute the keys.
+    """
 
     queries: Linear
     proj: Linear
@@ -46,7 +55,11 @@ class Indexer:
 
 @dataclass
 class Compressed(Mixer):
-    """Weights of the mixer.  ones: float32 [d]; table: the rotation angles."""
+    """The weights of the mixer.
+
+    ones: float32 [d], ones, which stand for the weights of the norm of queries.
+    table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position.
+    """
 
     config: CompressedConfig
     q_a: Linear
@@ -63,8 +76,11 @@ class Compressed(Mixer):
     eps: float
 
     def mix(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> Array:
-        """The result for the normalized rows n [rows, n_embd], before the layer ``output``: float32 [rows, n_group * n_out].
-        Their latents, and the rows of blocks that they complete, are stored in ``memory``."""
+        """Store latents, and the rows of completed blocks, in ``memory``, and compute attention for the normalized rows n
+        [rows, n_embd].
+
+        Returns the result before the layer ``output``, float32 [rows, n_group * n_out].
+        """
         c = self.config
         made = [rows for rows in (self.rows, None if self.indexer is None else self.indexer.keys) if rows is not None]
         layers = [layer for rows in made for layer in (rows.values, rows.scores)]
@@ -93,7 +109,10 @@ class Compressed(Mixer):
         return ops.grouped_matmul(o, self.output_a, c.n_group)
 
     def remember(self, ops: Ops, n: Value, memory: CompressedCache[Array], batch: Batch[Array]) -> None:
-        """Store the latents of the normalized rows n [rows, n_embd] in ``memory``; there are no compressed rows."""
+        """Store the latents of the normalized rows n [rows, n_embd] in ``memory``.
+
+        The layer must have no compressed rows.
+        """
         assert self.rows is None
         self._keep(ops, self.kv.apply(ops, n), memory, batch)
 
@@ -105,8 +124,9 @@ class Compressed(Mixer):
 
 
 def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compressed:
-    """Load the tensors of a mixer: ``attn_q_a``, ``attn_q_b``, ``attn_kv``, ``attn_output_a``, ``attn_output_b``, their
-    norms, ``attn_sinks``, and with a ratio ``attn_compressor_...``, ``indexer_compressor_...`` and ``indexer...``."""
+    """Load the tensors ``attn_q_a``, ``attn_q_b``, ``attn_kv``, ``attn_output_a``, ``attn_output_b``, the norms, and
+    ``attn_sinks``; with compressed rows also ``attn_compressor_...``, and with an indexer ``indexer_compressor_...`` and
+    ``indexer...``."""
     c, n_embd, ops = config, loader.config.n_embd, loader.ops
     group = c.n_head // c.n_group * c.d
     output = loader.weight(blk + "attn_output_a.weight", c.n_group * c.n_out, group)

@@ -1,4 +1,4 @@
-"""The description of attention over a window and compressed rows."""
+"""The configuration of attention over a window and compressed rows."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,10 @@ from engine.models.rope_config import RopeConfig
 
 @dataclass(frozen=True)
 class IndexerConfig:
-    """What chooses ``top_k`` compressed rows for each token: n_head heads of queries of d elements over keys of its own."""
+    """An indexer, which selects ``top_k`` compressed rows for each token.
+
+    It has n_head heads of queries of d elements, and a key of d elements for each compressed row.
+    """
 
     n_head: int
     d: int
@@ -19,15 +22,17 @@ class IndexerConfig:
 
 @dataclass(frozen=True)
 class CompressedConfig(MixerConfig):
-    """A mixer: attention of n_head heads over latents of d elements, each of which is key and value of all heads.  A token
-    sees the latest ``window`` latents, and rows that compress ``ratio`` positions each; ratio 0: none.
+    """A mixer: attention of n_head heads over latents of d elements, each of which is both key and value of all heads.
 
     scale: the factor of the scores.
     rope: the rotation of the last elements of queries and latents, in pairs of neighbours.
-    n_q: the width from which queries are made.
-    n_group, n_out: the heads of each of n_group groups together become n_out elements, and those of all groups the output.
-    indexer: what chooses among the compressed rows; None: a token sees all of them.
-    rounded: whether everything that is stored, and queries of the indexer, are rounded to 8 and 4 bits as in ds4.
+    window: the number of latest positions whose latents a token sees, its own included.
+    n_q: the number of elements from which queries are computed.
+    n_group, n_out: the results of the heads of each of n_group groups are projected to n_out elements.  The output is
+        computed from the elements of all groups.
+    ratio: the number of positions per compressed row; 0: there are no compressed rows.
+    indexer: the indexer, which selects compressed rows; None: a token sees all of them.
+    rounded: whether all stored rows, and the queries of the indexer, are rounded to 8 and 4 bits as in ds4.
     """
 
     n_head: int
@@ -44,18 +49,18 @@ class CompressedConfig(MixerConfig):
 
     @property
     def overlap(self) -> int:
-        """The number of consecutive blocks that a compressed row is made of."""
+        """The number of consecutive blocks from which a compressed row is computed."""
         return 2 if self.indexer is not None else 1
 
     def cache_spec(self, rewind: int, decode_rows: int) -> CompressedCacheSpec:
-        """Latents of the window, compressed rows, and what the next ones are made of."""
+        """The specification of the cache: latents of the window, compressed rows, and open blocks."""
         keys, top_k = (self.indexer.d, self.indexer.top_k) if self.indexer is not None else (0, 0)
         return CompressedCacheSpec(self.d, self.window, self.ratio, self.overlap, keys, top_k, rewind, decode_rows)
 
     @property
     def row_elements(self) -> int:
-        """Queries, latents, results of groups, queries of the indexer with the rows that it chooses, values and scores of
-        compressed rows."""
+        """An estimate of the number of elements per row of queries, latents, results of groups, queries of the indexer,
+        selected rows, and values and scores of compressed rows."""
         indexer, keys = 0, 0
         if self.indexer is not None:
             keys = self.indexer.d
@@ -65,14 +70,14 @@ class CompressedConfig(MixerConfig):
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
-        """``rope``."""
+        """A tuple of ``rope``."""
         return (self.rope,)
 
     @property
     def rounding(self) -> str:
-        """ "ds4" if ``rounded``."""
+        """The name of the rule by which stored rows are rounded: "ds4", or "" if they are not rounded."""
         return "ds4" if self.rounded else ""
 
     def score_bytes(self, n_ctx: int) -> int:
-        """Scores of the indexer over all compressed rows; 0 without one."""
+        """The memory in bytes per row for scores of the indexer over all compressed rows; 0 without an indexer."""
         return 0 if self.indexer is None else 4 * (n_ctx // self.ratio + CHUNK)

@@ -1,4 +1,4 @@
-"""The immutable description of a model: its layers, each a mixer and a network with their own sizes."""
+"""The immutable configuration of a model, with a mixer and a network for each layer."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from engine.models.network_config import NetworkConfig
 from engine.models.rope_config import RopeConfig
 
 ASSISTANT = "gemma4-assistant"
-"""The architecture of models that draft for a gemma4 model and cannot run alone."""
+"""The architecture of models that draft for a gemma4 model and cannot run on their own."""
 
 
 class Norms(NamedTuple):
-    """The names of a layer's norms in the file: before and after the mixer, before and after the network; "" for none."""
+    """The names of a layer's norms in the file, before and after the mixer and the network; "" if there is no norm."""
 
     before_mixer: str = "attn_norm"
     after_mixer: str = ""
@@ -31,9 +31,11 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class StreamsConfig:
-    """Hyper-connections: the residual stream consists of ``count`` streams, which are mixed around each mixer and network.
+    """Hyper-connections: the residual stream consists of several streams, which are mixed around each mixer and network.
 
-    rounds: how often the matrix that mixes them is normalized; epsilon: what is added to its elements and sums.
+    count: the number of streams.
+    rounds: the number of times that the mixing matrix is normalized.
+    epsilon: a number that is added to the elements and the sums of the mixing matrix.
     """
 
     count: int
@@ -43,18 +45,18 @@ class StreamsConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The parameters of the forward pass.  Sizes are counts of elements.
+    """The parameters of the forward pass.  Sizes are numbers of elements.
 
     layers: the layers of the trunk.
     mtp: the layer after the trunk that drafts tokens (multi-token prediction), or None.
-    mtp_apart: whether that layer has a file of its own.
-    n_mtp_in_file: the number of such layers in the file of the trunk.
-    mtp_problem: why they cannot be used; "": they can, or there are none.
-    embedding_scale, residual_scale, logit_scale: the factors of the embedding, of what a mixer or a network adds to the
+    mtp_apart: whether that layer is in a separate file.
+    n_mtp_in_file: the number of layers that draft in the file of the trunk.
+    mtp_problem: why these layers cannot be used; "" if they can, or if there are none.
+    embedding_scale, residual_scale, logit_scale: factors of the embedding, of the results that mixers and networks add to the
         residual stream, and of the logits.
-    final_softcap: the bound c of logits, c tanh(x / c); 0: none.
-    n_per_layer: the width of per-layer embeddings; 0: none.
-    n_embd_out: for an assistant, the width of the model that it drafts for.
+    final_softcap: the bound c in c tanh(x / c), which is applied to the logits; 0: logits are not bounded.
+    n_per_layer: the width of per-layer embeddings; 0: there are none.
+    n_embd_out: for an assistant, the width of the residual stream of its target.
     streams: hyper-connections, or None.
     """
 
@@ -84,17 +86,17 @@ class ModelConfig:
 
     @property
     def all_layers(self) -> tuple[LayerConfig, ...]:
-        """The layers of the trunk, and the layer that drafts if there is one."""
+        """The layers of the trunk, followed by the layer that drafts if there is one."""
         return self.layers if self.mtp is None else (*self.layers, self.mtp)
 
     @property
     def drafting(self) -> tuple[str, ...]:
-        """What the names of tensors of layers that draft begin with, in the file of the trunk."""
+        """The prefixes of the tensors of layers that draft in the file of the trunk."""
         return tuple(f"blk.{il}." for il in range(self.n_layer, self.n_layer + self.n_mtp_in_file))
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """The layers that have a memory of their own, in rising order; the index of the layer that drafts is n_layer."""
+        """The layers that have their own cache, in ascending order.  The index of the layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)
         return tuple(il for il, mixer in mixers if mixer.memory_source is None)
 
@@ -105,10 +107,10 @@ class ModelConfig:
 
     @property
     def rounding(self) -> str:
-        """The name of the rule by which layers round what they store; "" for none."""
+        """The name of the rule by which layers round stored rows; "" if they are not rounded."""
         return next((layer.mixer.rounding for layer in self.all_layers if layer.mixer.rounding), "")
 
     def memory(self, il: int) -> int:
-        """The index in ``owners`` of the layer whose memory layer il reads: itself, or the source of its keys and values."""
+        """The index in ``owners`` of the layer whose cache layer il reads: layer il, or the source of its keys and values."""
         source = self.all_layers[il].mixer.memory_source
         return self.owners.index(il if source is None else source)

@@ -1,4 +1,4 @@
-"""A decoder of layers that are described by data (``engine/models/layer.py``): most architectures."""
+"""The decoder of most architectures, whose layers are described by data (``engine/models/layer.py``)."""
 
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ class StandardDecoder(Model):
     layers: list[Layer]
 
     def load_layer(self, il: int) -> Layer:
-        """Layer ``il`` of the trunk."""
+        """Load the weights of layer ``il`` of the trunk."""
         return load_layer(self, il)
 
     def load_rest(self) -> None:
-        """Load the layer that drafts, if the file has one.  The model runs without it if its tensors are wrong."""
+        """Load the layer that drafts, if the file has one.  If its tensors are wrong, the model runs without it."""
         if self.config.mtp is None or self.config.mtp_apart:
             return
         try:
@@ -29,5 +29,5 @@ class StandardDecoder(Model):
             self.config = replace(self.config, mtp=None, mtp_problem=problem)
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """One layer of the trunk: residual stream in, residual stream out, float32 [rows, n_embd]."""
+        """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
         return self.layers[il].run(self.ops, x, self.memory(il), batch)

@@ -1,4 +1,4 @@
-"""The description of a gated delta net."""
+"""The configuration of a gated delta net."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from engine.ops.delta_net import DeltaNetSizes
 
 @dataclass(frozen=True)
 class DeltaNetConfig(DeltaNetSizes, MixerConfig):
-    """A mixer: a gated delta net of these sizes."""
+    """A mixer: a gated delta net with the sizes of :class:`DeltaNetSizes`."""
 
     def cache_spec(self, rewind: int, decode_rows: int) -> RecurrentCacheSpec:
-        """States, lists of the latest tokens, and inputs of the convolution."""
+        """The specification of the cache: states, updates of the latest tokens, and inputs of the convolution."""
         return RecurrentCacheSpec(
             self.n_channels, self.n_conv, self.n_k, self.n_v, self.state_size, rewind, decode_rows
         )
 
     @property
     def row_elements(self) -> int:
-        """Channels before and after the convolution, gates and results."""
+        """An estimate of the number of elements per row of channels before and after the convolution, gates and results."""
         return 2 * self.n_channels + 2 * self.n_v * self.state_size

@@ -1,4 +1,4 @@
-"""The network of one layer: one for every row, or a mixture of experts."""
+"""The network of one layer: a dense network, or a mixture of experts."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,11 @@ from engine.ops.operations import Ops
 
 @dataclass
 class FeedForward(Network):
-    """activation(x Wgate, x Wup) Wdown: gate and up [n_ff, n_embd], down [n_embd, n_ff]; ``gate`` is None where the
-    activation has no gate."""
+    """The weights of a dense network, activation(x Wgate, x Wup) Wdown.
+
+    gate, up: [n_ff, n_embd].  gate is None if the activation has no gate.
+    down: [n_embd, n_ff].
+    """
 
     gate: Linear | None
     up: Linear
@@ -25,11 +28,11 @@ class FeedForward(Network):
     activation: Activation
 
     def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
-        """The residual stream x, and the result for b added to it."""
+        """Add the result for the normalized rows b to the residual stream x: float32 [rows, n_embd]."""
         return residual.add_product(ops, x, self.hidden(ops, b), self.down)
 
     def hidden(self, ops: Ops, x: Value) -> Value:
-        """The activations for rows x [rows, n_embd], before the layer ``down``: float32 [rows, n_ff]."""
+        """The activations of the rows x [rows, n_embd] before the layer ``down``: float32 [rows, n_ff]."""
         if self.gate is None:
             return ops.activate(self.activation, None, self.up.apply(ops, x))
         gate, up = products(ops, x, [self.gate, self.up])
@@ -38,19 +41,19 @@ class FeedForward(Network):
 
 @dataclass
 class Mixture(Network):
-    """The experts of a mixture, with their router and their shared network."""
+    """The weights of a mixture of experts, including the router and the shared network."""
 
     experts: Experts[Array, Matrix]
 
     def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
-        """The residual stream x, and the result for b added to it."""
+        """Add the result for the normalized rows b to the residual stream x: float32 [rows, n_embd]."""
         if residual.plain:
             return ops.experts(self.experts, x, b, None, batch.tokens)
         return residual.add(ops, x, ops.experts(self.experts, None, b, None, batch.tokens))
 
 
 def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForward:
-    """Load the tensors ``ffn_gate``, ``ffn_up`` and ``ffn_down``; some files have gate and up in one tensor, ``ffn_up`` or
+    """Load the tensors ``ffn_gate``, ``ffn_up`` and ``ffn_down``.  Some files have gate and up in one tensor, ``ffn_up`` or
     ``ffn_gate_up``."""
     n_ff, n_embd, gate = config.n_ff, loader.config.n_embd, None
     if config.activation.gated:
@@ -63,14 +66,17 @@ def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForw
 
 
 def load_mixture(loader: Loader, blk: str, config: ExpertsConfig) -> Mixture:
-    """Load the tensors of :func:`load_experts`."""
+    """Load a mixture of experts from the tensors that :func:`load_experts` lists."""
     return Mixture(load_experts(loader, blk, config))
 
 
 def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Array, Matrix]:
-    """Load the tensors ``ffn_gate_inp`` (the router), ``ffn_gate_exps``, ``ffn_up_exps`` and ``ffn_down_exps``; some files
-    have gate and up in one tensor, ``ffn_gate_up_exps``.  The tensors of the shared network end with ``_shexp``, the bias of
-    the selection is ``exp_probs_b``, a table of the experts of each token ``ffn_gate_tid2eid``."""
+    """Load the tensors of a mixture of experts.
+
+    These are ``ffn_gate_inp`` (the router), ``ffn_gate_exps``, ``ffn_up_exps`` and ``ffn_down_exps``.  Some files have gate
+    and up in one tensor, ``ffn_gate_up_exps``.  The tensors of the shared network end with ``_shexp``.  ``exp_probs_b`` is
+    the bias for the selection, and ``ffn_gate_tid2eid`` is a table of the experts of each token.
+    """
     e, n_embd, shared = config, loader.config.n_embd, None
     router = [loader.array(blk + "ffn_gate_inp.weight", e.n_expert, n_embd)]
     if e.n_ff_shared:
@@ -111,8 +117,8 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
 
 
 def gate_up_experts(loader: Loader, blk: str, e: ExpertsConfig) -> tuple[Matrix, Matrix]:
-    """Gate and up of all experts, [n_expert * n_ff, n_embd] each.  Files have them in two tensors, or stacked for each
-    expert."""
+    """Load the gate and up matrices of all experts, [n_expert * n_ff, n_embd] each.  Files have them in two tensors, or in
+    one tensor with gate and up of each expert stacked."""
     n_embd, both = loader.config.n_embd, blk + "ffn_gate_up_exps.weight"
     if loader.has(both):
         weight = loader.weight(both, 2 * e.n_ff, n_embd, e.n_expert)

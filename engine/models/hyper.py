@@ -1,4 +1,4 @@
-"""Hyper-connections: the weights that mix the streams around a sub-layer, or before the output."""
+"""Hyper-connections: the weights that mix streams around a sub-layer, or before the output."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,13 @@ from engine.ops.operations import Ops
 
 @dataclass
 class HyperConnection:
-    """fn: the layer of 24 products, or 4 before the output, [24, 4 n_embd]; scale, base: float32 [3], [24], or [1], [4];
-    ones: float32 [4 n_embd]."""
+    """The weights of a hyper-connection, around a sub-layer or before the output.
+
+    fn: the linear layer of the mixing weights, [24, 4 n_embd], or [4, 4 n_embd] before the output.
+    scale: float32 [3], or [1] before the output.
+    base: float32 [24], or [4] before the output.
+    ones: float32 [4 n_embd], ones, which stand for the weights of the norm of streams.
+    """
 
     fn: Linear
     scale: Array
@@ -24,13 +29,16 @@ class HyperConnection:
     norm_eps: float
 
     def weights(self, ops: Ops, x: Array) -> Array:
-        """The weights for the streams x [rows, 4 n_embd]: float32 [rows, 24], or [rows, 4] before the output."""
+        """The mixing weights for the streams x [rows, 4 n_embd]: float32 [rows, 24], or [rows, 4] before the output."""
         m = self.fn.apply(ops, ops.rms_norm(x, self.ones, self.norm_eps))
         return ops.stream_weights(m, self.scale, self.base, self.config.epsilon, self.config.rounds)
 
 
 def load_hyper_connection(loader: Loader, name: str, last: bool = False) -> HyperConnection:
-    """Load the tensors ``name_fn``, ``name_scale`` and ``name_base``; ``last``: of the streams before the output."""
+    """Load the tensors ``name_fn``, ``name_scale`` and ``name_base``.
+
+    last: whether the hyper-connection is the one before the output.
+    """
     c = loader.config
     assert c.streams is not None
     n = c.streams.count

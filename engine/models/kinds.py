@@ -1,4 +1,4 @@
-"""What else a GGUF file may be than a model that the engine runs: named, with what to do."""
+"""GGUF files that are not a supported model: their kinds, and error messages that say what to do."""
 
 from engine.checks import shown
 from engine.errors import ModelError
@@ -12,10 +12,10 @@ PARTS = {
     "imatrix": "an importance matrix (imatrix), which a model is quantized with: give the file of the model.",
     "vocab": "a vocabulary without weights: give a file of the whole model.",
 }
-"""The sentences for files that are no models, after "is ", by ``general.type``."""
+"""The ends of the error messages for files that are not models, after "is ", by ``general.type``."""
 
 OLLAMA = {"gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "olmo3": "olmo2", "glm4moelite": "deepseek2"}
-"""Names that only Ollama gives to architectures, whose tensors it names and arranges in its own way, and llama.cpp's."""
+"""Architecture names that only Ollama uses, in files with its own tensor names and layouts, and the names in llama.cpp."""
 
 NEAREST = {
     "afmoe": "qwen3moe",
@@ -72,7 +72,8 @@ NEAREST = {
     "starcoder2": "qwen2",
     "xverse": "llama",
 }
-"""Architectures of llama.cpp that the engine does not run, each with the one that is closest by maker or by design."""
+"""Architectures of llama.cpp that the engine does not support, each with the supported one that is closest in origin or
+design."""
 
 _ADAPTER = (".lora_a", ".lora_b")
 _IMATRIX = (".in_sum2", ".counts")
@@ -80,7 +81,7 @@ _VISION = ("v.", "a.", "mm.")
 
 
 def check_kind(gguf: GGUF) -> None:
-    """Raise ModelError for a file that is a part of a model, or made for one, and for one that only Ollama can read."""
+    """Raise ModelError for a file that is only a part of a model or an addition to one, or that only Ollama can read."""
     kind = kind_of(gguf)
     if kind in PARTS:
         raise ModelError(f"{gguf.path} is {PARTS[kind]}")
@@ -93,8 +94,8 @@ def check_kind(gguf: GGUF) -> None:
 
 
 def kind_of(gguf: GGUF) -> str:
-    """What a file says that it is (``general.type``), or what it has nothing else than; "model" if neither tells."""
-    # Whatever a damaged file gives: an array is no key of a table, and equals nothing.
+    """The kind of a file: a key of ``PARTS``, or "model".  It is determined from ``general.type``, or from the tensors."""
+    # In a damaged file, the values may have any type.
     given, architecture = (gguf.metadata.get(f"general.{key}") for key in ("type", "architecture"))
     if isinstance(given, str) and given in PARTS:
         return given
@@ -107,7 +108,7 @@ def kind_of(gguf: GGUF) -> str:
 
 
 def check_towers(gguf: GGUF) -> None:
-    """Raise ModelError for a file of a text model that also has the tensors of a vision or audio tower."""
+    """Raise ModelError for a file of a text model that also contains the tensors of a vision or audio tower."""
     tower = next((name for name in sorted(gguf.tensors) if name.startswith(_VISION)), None)
     if tower is not None:
         raise ModelError(
@@ -117,7 +118,7 @@ def check_towers(gguf: GGUF) -> None:
 
 
 def unsupported(gguf: GGUF, name: str, known: tuple[str, ...]) -> ModelError:
-    """The error for an architecture that is none of the ``known`` ones, with its nearest relative among them."""
+    """The error for an architecture ``name`` that is not one of the ``known`` ones.  The message names the closest one."""
     nearest = f"the nearest that runs is {NEAREST[name]}, and " if name in NEAREST else ""
     return ModelError(
         f"{gguf.path}: architecture {shown(name)!r} is not supported; {nearest}this engine runs {', '.join(known)}."

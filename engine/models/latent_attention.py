@@ -1,11 +1,12 @@
-"""Latent attention of one layer (multi-head latent attention, DeepSeek-V2, 2024): its weights and its operations.
+"""The latent attention of one layer (multi-head latent attention, DeepSeek-V2, 2024): weights and operations.
 
-c, k' = a Wkv_a;  q, q' = a Wq, or rms_norm(a Wq_a) Wq_b, of each head;  a position is stored as [rms_norm(c), rope(k')];
-o = attention of queries [Wk_b q, rope(q')] over what is stored, Wv_b o of each head (``Operations.latent_attention``);  the
-layer adds o Wo to the residual stream.
+c, k' = a Wkv_a;  q, q' = a Wq, or rms_norm(a Wq_a) Wq_b, for each head;  a position is stored as [rms_norm(c), rope(k')];
+o = attention of queries [Wk_b q, rope(q')] over the stored vectors, then Wv_b o for each head
+(``Operations.latent_attention``);  the layer adds o Wo to the residual stream.
 
 This is the *absorbed* form: Wk_b is applied to the query of a head instead of to all latents, q . (Wk_b^T c) = (Wk_b q) . c,
-and Wv_b to a weighted sum of latents instead of to each.  Prompts have the same form as steps, and so the same bits.
+and Wv_b is applied to a weighted sum of latents instead of to each latent.  Prefill and decode both use this form, so that
+the bits are the same.
 """
 
 from dataclasses import dataclass, replace
@@ -28,10 +29,13 @@ from engine.ops.weight import Weight
 
 @dataclass
 class LatentAttention(Mixer):
-    """Weights of latent attention.
+    """The weights of latent attention.
 
-    q_a: the layer of a latent of the queries, and q_norm its norm, float32 [q_rank]; or None.
-    queries: the layers of both parts of all queries; keys: those of c and k'.
+    q_a: the linear layer that computes a latent of the queries, or None.
+    q_norm: the weights of the norm of this latent, float32 [q_rank], or None.
+    queries: the linear layers that compute the two parts of all queries.
+    keys: the linear layers that compute c and k'.
+    latent: the parameters of latent attention.
     """
 
     q_a: Linear | None
@@ -41,8 +45,10 @@ class LatentAttention(Mixer):
     latent: Latent[Array, Matrix]
 
     def mix(self, ops: Ops, a: Value, memory: LatentCache[Array], batch: Batch[Array]) -> Value:
-        """The result of attention for the normalized rows a [rows, n_embd], before the output layer: float32 [rows, n_head *
-        d_v].  What later rows need of them is stored in ``memory``."""
+        """Store latents in ``memory`` and compute attention for the normalized rows a [rows, n_embd].
+
+        Returns the result before the output layer, float32 [rows, n_head * d_v].
+        """
         if self.q_a is None:
             q, q_rope, c, k_rope = products(ops, a, [*self.queries, *self.keys])
         else:
@@ -52,7 +58,7 @@ class LatentAttention(Mixer):
         return ops.latent_attention(self.latent, q, q_rope, c, k_rope, memory, batch)
 
     def remember(self, ops: Ops, a: Value, memory: LatentCache[Array], batch: Batch[Array]) -> None:
-        """Store what later rows need of the normalized rows a [rows, n_embd] in ``memory``."""
+        """Store the latents of the normalized rows a [rows, n_embd] in ``memory``."""
         c, k_rope = products(ops, a, self.keys)
         ops.remember_latent(self.latent, c, k_rope, memory, batch)
 
@@ -87,9 +93,12 @@ def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> Lat
 
 
 def _divided(loader: Loader, name: str, heads: int, widths: tuple[int, int], columns: int) -> list[Linear]:
-    """The layer ``name`` as two.  A file has the rows of both head by head; widths: rows of a head in each."""
+    """Load the linear layer ``name`` as two layers.  A file has the rows of both for each head in turn.
+
+    widths: the number of rows per head in each of the two layers.
+    """
     whole = loader.weight(name + ".weight", heads * sum(widths), columns)
-    # Only now, since the tensor has confirmed the sizes.
+    # The indices are computed only after the tensor has confirmed the sizes.
     by_head = np.arange(whole.rows).reshape(heads, sum(widths))
     parts = [by_head[:, : widths[0]].ravel(), by_head[:, widths[0] :].ravel()]
     bias = loader.array(name + ".bias", whole.rows) if loader.has(name + ".bias") else None
@@ -101,7 +110,8 @@ def _divided(loader: Loader, name: str, heads: int, widths: tuple[int, int], col
 
 
 def _per_head(loader: Loader, blk: str, c: LatentConfig) -> tuple[Weight, Weight]:
-    """The stacked matrices k_b and v_b.  Older files have both in one tensor: of each head the transpose of k_b, then v_b."""
+    """Load the stacked matrices k_b and v_b.  Older files have both in one tensor: for each head, the transpose of k_b, then
+    v_b."""
     for name in ("attn_k_b.scale", "attn_v_b.scale", "attn_kv_b.scale"):
         if loader.has(blk + name):
             raise ModelError(f"{loader.gguf.path}: the scale {blk}{name} is not supported; use a file without it.")
@@ -110,7 +120,7 @@ def _per_head(loader: Loader, blk: str, c: LatentConfig) -> tuple[Weight, Weight
         return k_b, loader.weight(blk + "attn_v_b.weight", c.d_v, c.rank, c.n_head)
     pitch = c.n_nope + c.d_v
     whole = loader.weight(old, c.n_head * pitch, c.rank)
-    # The blocks of a format run along rows, so columns can only be taken from a matrix of floats.
+    # The blocks of a format are parts of rows, so a matrix can only be transposed after dequantization.
     try:
         floats = dequantize(whole.runs(0, c.n_nope, pitch).part(0, c.n_head * c.n_nope), whole.format.type)
     except NotImplementedError as error:

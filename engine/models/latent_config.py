@@ -1,4 +1,4 @@
-"""The description of latent attention."""
+"""The configuration of latent attention."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,17 @@ from engine.models.rope_config import RopeConfig
 class LatentConfig(MixerConfig):
     """A mixer: causal attention whose heads share one latent vector per position (MLA).
 
-    A position is stored as rank + n_rope elements: a latent, from which each head's key and value of the position could be
-    computed, and a rotated part of the key that all heads share.
+    A position is stored as rank + n_rope elements: a latent, from which the key and value of each head could be computed, and
+    a rotated part of the key that all heads share.
 
-    n_nope, n_rope: elements of a head's query that are not rotated, and that are.
-    rank: elements of a latent; q_rank: of a query's, from which the queries of all heads are computed; 0: there is none.
-    d_v: elements of a head's value.
+    n_head: the number of heads.
+    n_nope, n_rope: the numbers of elements of a head's query that are not rotated and that are rotated.
+    rank: the number of elements of a latent.
+    d_v: the number of elements of a head's value.
     scale: the factor of the scores.
     rope: the rotation of the last n_rope elements.
-    temperature: as in ``AttentionConfig``.
+    q_rank: the number of elements of a latent from which the queries of all heads are computed; 0: there is no such latent.
+    temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
     """
 
     n_head: int
@@ -34,25 +36,25 @@ class LatentConfig(MixerConfig):
 
     @property
     def width(self) -> int:
-        """Elements that are stored per position."""
+        """The number of elements that are stored per position."""
         return self.rank + self.n_rope
 
     def cache_spec(self, rewind: int, decode_rows: int) -> LatentCacheSpec:
-        """Latents."""
+        """The specification of the cache: latents."""
         return LatentCacheSpec(self.width)
 
     @property
     def row_elements(self) -> int:
-        """A latent, and of each head its query before and after the product with k_b and its result before and after the
-        product with v_b."""
+        """An estimate of the number of elements per row of a latent and, for each head, of its query before and after the
+        product with k_b and of its result before and after the product with v_b."""
         heads = self.n_head * (self.n_nope + 2 * self.n_rope + 2 * self.rank + self.d_v)
         return self.q_rank + 2 * self.width + heads
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
-        """``rope``."""
+        """A tuple of ``rope``."""
         return (self.rope,)
 
     def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
-        """The results of chunks before they are joined."""
+        """The memory in bytes for the results of chunks before they are joined."""
         return scratch.latent_scratch_bytes(self.n_head, self.rank, n_ctx, rows)

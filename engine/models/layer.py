@@ -1,11 +1,11 @@
-"""One layer of a decoder, described by data (``engine/models/config.py``): any mixer, then any network.
+"""One layer of a decoder, described by data (``engine/models/config.py``): a mixer of any kind, then a network of any kind.
 
 Layer::
 
     x = x + rms_norm(mixer(rms_norm(x, before_mixer)), after_mixer)
     x = x + rms_norm(network(rms_norm(x, before_network)), after_network)
 
-Each of the four norms may be missing.  Without a norm after it, what is added is multiplied by ``residual_scale``.
+Each of the four norms may be missing.  A result without a norm after it is multiplied by ``residual_scale``.
 """
 
 from collections.abc import Callable
@@ -35,20 +35,24 @@ MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], Mixer]] = {
     DeltaNetConfig: load_recurrent,
     CompressedConfig: load_compressed,
 }
-"""For each description of a mixer, the function that loads it: ``load(loader, blk, config)``, ``blk`` being what the names of
-the layer's tensors begin with."""
+"""The function ``load(loader, blk, config)`` that loads a mixer, for each kind of configuration.  ``blk`` is the prefix of
+the names of the layer's tensors."""
 
 NETWORKS: dict[type[NetworkConfig], Callable[[Loader, str, Any], Network]] = {
     DenseConfig: load_feed_forward,
     ExpertsConfig: load_mixture,
 }
-"""For each description of a network, the function that loads it, as in ``MIXERS``."""
+"""The function ``load(loader, blk, config)`` that loads a network, for each kind of configuration.  ``blk`` is the prefix of
+the names of the layer's tensors."""
 
 
 @dataclass
 class Layer:
-    """Weights of one layer.  before_mixer, before_network: norms, float32 [n_embd], or None; after_mixer, after_network: how
-    results are added to the residual stream."""
+    """The weights of one layer.
+
+    before_mixer, before_network: the weights of the norms, float32 [n_embd], or None.
+    after_mixer, after_network: the way in which results are added to the residual stream.
+    """
 
     mixer: Mixer
     network: Network
@@ -59,14 +63,18 @@ class Layer:
     norm_eps: float
 
     def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
-        """Residual stream in, residual stream out, float32 [rows, n_embd].  memory: that of the mixer's earlier tokens."""
+        """Compute the layer: the residual stream after it from the residual stream x before it, float32 [rows, n_embd].
+
+        memory: the cache of the mixer.
+        """
         o = self.mixer.mix(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
         x = self.after_mixer.add_product(ops, x, o, self.mixer.output)
         b = self._normalized(ops, x, self.before_network)
         return self.network.add(ops, x, b, batch, self.after_network)
 
     def remember(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> None:
-        """Store what later rows need of the rows of the residual stream x, float32 [rows, n_embd], in ``memory``."""
+        """Store the cache entries of the rows of the residual stream x, float32 [rows, n_embd], in ``memory``, without
+        computing the layer."""
         self.mixer.remember(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
 
     def _normalized(self, ops: Ops, x: Array, norm: Array | None) -> Value:
@@ -74,7 +82,7 @@ class Layer:
 
 
 def load_layer(loader: Loader, il: int) -> Layer:
-    """Layer ``il`` of a file: of the trunk, or the one after it, which drafts."""
+    """Load layer ``il`` of a file, which is a layer of the trunk, or the layer after the trunk, which drafts."""
     c, blk = loader.config, f"blk.{il}."
     config = c.all_layers[il]
 

@@ -1,8 +1,8 @@
-"""A linear layer: a matrix, and what files have beside it.
+"""A linear layer: a matrix with an optional bias and scale.
 
-All products of a forward pass by one matrix are computed here, so this is the place of what is added to every layer, such as
-low-rank adapters or parts of a matrix on several devices.  Stacked matrices, those of experts and of heads, are multiplied by
-operations of their own.
+All products with a single matrix in a forward pass are computed here.  This is therefore the place for extensions of all
+linear layers, such as low-rank adapters or matrices that are divided among devices.  Separate operations multiply stacked
+matrices, such as those of experts and of heads.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,27 @@ class Linear:
     scale: float = 1.0
 
     def apply(self, ops: Ops, x: Value) -> Array:
-        """The result for rows x [rows, columns]: float32 [rows, rows of the matrix]."""
+        """The result for x [n, columns]: float32 [n, rows]."""
         (y,) = products(ops, x, [self])
         return y
 
     def add_to(self, ops: Ops, x: Array, o: Value) -> Array:
-        """x [rows, rows of the matrix] and the result for rows o [rows, columns], in one operation; ``scale`` must be 1."""
+        """The sum of x [n, rows] and the result for o [n, columns], in one operation: float32 [n, rows].  ``scale`` must be
+        1."""
         assert self.scale == 1.0
         return ops.matmul_add(x, o, self.matrix, self.bias)
 
     def finish(self, ops: Ops, y: Array, biased: bool = True) -> Array:
-        """y = x @ matrix^T, scaled and, if ``biased``, with the bias: float32 [rows of x, rows]."""
+        """Apply the scale and, if ``biased``, the bias to y = x @ matrix^T: float32 [n, rows]."""
         if self.scale != 1.0:
             y = ops.scale(y, self.scale)
         return ops.add(y, self.bias) if biased and self.bias is not None else y
 
 
 def products(ops: Ops, x: Value, layers: Sequence[Linear], biased: bool = True) -> list[Array]:
-    """The results of several layers of one input x [rows, columns]; without their biases unless ``biased``."""
+    """The results of several layers for the same input x [n, columns], each float32 [n, rows of the layer].
+
+    biased: whether biases are added.
+    """
     outputs = ops.matmul(x, *(layer.matrix for layer in layers))
     return [layer.finish(ops, y, biased) for layer, y in zip(layers, outputs, strict=True)]

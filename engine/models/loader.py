@@ -1,4 +1,4 @@
-"""Loading tensors of a file as the parts of a forward pass: matrices, vectors, linear layers, rotation angles."""
+"""Loading of a file's tensors as matrices, vectors, linear layers and rotation angles."""
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from engine.ops.weight import Weight
 
 
 class Loader:
-    """Loads tensors of ``gguf`` into memory that the operations of ``ops`` can read, and records which it has loaded.
+    """Loads tensors of ``gguf`` into memory that the operations of ``ops`` can read, and records which ones have been loaded.
 
-    n_ctx: the number of positions for which there are rotation angles; like: another loader on the same device, whose angles
-    are shared where they are equal.
+    n_ctx: the number of positions in tables of rotation angles.
+    like: another loader on the same device, whose tables of rotation angles are shared if they are equal; or None.
     """
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, like: "Loader | None" = None) -> None:
@@ -35,50 +35,52 @@ class Loader:
     # --- tensors -----------------------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """Whether the file has a tensor of this name."""
+        """Whether the file has a tensor with this name."""
         return name in self.gguf.tensors
 
     def ignore(self, *names: str) -> None:
-        """Accept tensors that no layer reads."""
+        """Record that these tensors are not needed, so that :meth:`check_complete` accepts them."""
         self._taken.update(names)
 
     def weight(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
-        """A matrix of the file, or ``count`` stacked matrices of one tensor."""
+        """Load a matrix [rows, columns] of the file, or ``count`` stacked matrices of one tensor."""
         self._taken.add(name)
         return load_weight(self.gguf, name, rows, columns, count)
 
     def matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Matrix:
-        """A matrix of the file, or ``count`` stacked matrices of one tensor, in memory that the operations can read."""
+        """Load a matrix [rows, columns] of the file, or ``count`` stacked matrices of one tensor, into memory that the
+        operations can read."""
         return self.ops.weight(self.weight(name, rows, columns, count))
 
     def array(self, name: str, *shape: int) -> np.ndarray:
-        """A small tensor of the file as float32."""
+        """Load a small tensor of the file as float32 of this shape."""
         self._taken.add(name)
         return load_vector(self.gguf, name, *shape)
 
     def vector(self, name: str, *shape: int) -> Array:
-        """A small tensor of the file as float32, in memory that the operations can read."""
+        """Load a small tensor of the file as float32 of this shape into memory that the operations can read."""
         return self.ops.upload(self.array(name, *shape))
 
     def optional(self, name: str, *shape: int) -> Array | None:
-        """A small tensor as float32; None if the file does not have it."""
+        """Load a small tensor as float32 of this shape into memory that the operations can read; None if the file does not
+        have it."""
         return self.vector(name, *shape) if self.has(name) else None
 
     def integers(self, name: str, *shape: int, end: int) -> Array | None:
-        """A table of ids from 0 to ``end`` - 1 as int32; None if the file does not have it."""
+        """Load a table of ids from 0 to ``end`` - 1 as int32 of this shape; None if the file does not have it."""
         if not self.has(name):
             return None
         self._taken.add(name)
         return self.ops.upload(load_integers(self.gguf, name, *shape, end=end))
 
     def scalar(self, name: str) -> float:
-        """A tensor of one number; 1 if the file does not have it."""
+        """The value of a tensor with one element; 1 if the file does not have it."""
         return float(self.array(name, 1)[0]) if self.has(name) else 1.0
 
     # --- linear layers -----------------------------------------------------------------------------------------
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
-        """The matrix ``name.weight`` [rows, columns] with its bias and its scale, if the file has them."""
+        """Load the matrix ``name.weight`` [rows, columns] with its bias and its scale, if the file has them."""
         return Linear(
             self.matrix(name + ".weight", rows, columns),
             self.optional(name + ".bias", rows),
@@ -86,13 +88,18 @@ class Loader:
         )
 
     def product(self, name: str, rows: int, columns: int) -> Linear:
-        """The matrix ``name`` [rows, columns] as a layer that is only a matrix: a bias or a scale would be left over."""
+        """Load the matrix ``name`` [rows, columns] as a linear layer without bias and scale.  If the file has them,
+        :meth:`check_complete` raises an error."""
         return Linear(self.matrix(name, rows, columns))
 
     def linears(
         self, blk: str, names: tuple[str, ...], fused: str, rows: tuple[int, ...], columns: int
     ) -> list[Linear]:
-        """Several linear layers of one input: ``names``, or the rows of one tensor ``fused`` in this order."""
+        """Load several linear layers with the same input, either as separate tensors ``names``, or as the rows of one tensor
+        ``fused`` in this order.
+
+        rows: the number of rows of each layer.
+        """
         if not self.has(f"{blk}{fused}.weight"):
             layers = [self.linear(blk + name, n, columns) for name, n in zip(names, rows, strict=True)]
             self._check_biases(blk, names, layers)
@@ -109,7 +116,7 @@ class Loader:
         return parts
 
     def _check_biases(self, blk: str, names: tuple[str, ...], layers: list[Linear]) -> None:
-        """Raise ModelError if some of several layers have a bias and others have none."""
+        """Raise ModelError if some of the layers have a bias and others do not."""
         without = [name for name, layer in zip(names, layers, strict=True) if layer.bias is None]
         if 0 < len(without) < len(names):
             raise missing(self.gguf, f"{blk}{without[0]}.bias")
@@ -117,11 +124,11 @@ class Loader:
     # --- angles ------------------------------------------------------------------------------------------------
 
     def table(self, rope: RopeConfig | None) -> Array | None:
-        """The table of rotation angles; None for no rotation."""
+        """The table of rotation angles, float32 [n_ctx, 2, n_rot / 2]; None if there is no rotation."""
         return None if rope is None else self.rotary(rope).table
 
     def rotary(self, rope: RopeConfig) -> Rotary:
-        """The angles of a rotation, which are made once."""
+        """The rotation angles of a rotation, which are created on the first call."""
         if rope not in self._rotaries:
             factors = self._factors(rope)
             alike = self._like._rotaries.values() if self._like is not None else ()
@@ -130,7 +137,7 @@ class Loader:
         return self._rotaries[rope]
 
     def _factors(self, rope: RopeConfig) -> np.ndarray | None:
-        """The divisors of the frequencies, or None."""
+        """The divisors of the frequencies, float32 [n_rot / 2], or None."""
         long = bool(rope.long_factors) and self._n_ctx > rope.long_beyond
         name = rope.long_factors if long else rope.factors
         for other in {rope.factors, rope.long_factors} - {""}:
@@ -143,7 +150,8 @@ class Loader:
         return factors
 
     def temperature(self, given: tuple[float, int] | None) -> Array | None:
-        """The factor of queries by position, 1 + s ln(1 + p // n) for (s, n): float32 [n_ctx]; None for None."""
+        """The factors of queries by position p, 1 + s ln(1 + p // n), where ``given`` is (s, n): float32 [n_ctx]; None if
+        ``given`` is None."""
         if given is None:
             return None
         if given not in self._temperatures:
@@ -160,9 +168,10 @@ class Loader:
     # --- completeness ------------------------------------------------------------------------------------------
 
     def check_complete(self) -> None:
-        """Raise ModelError if the file has tensors that no layer has loaded: ignoring them would give wrong answers."""
+        """Raise ModelError if the file has tensors that have not been loaded, because ignoring them would give wrong
+        results."""
         c = self.config
-        # NVFP4 files give matrices a scale for activations that were quantized to 4 bits, which no activation is here.
+        # NVFP4 files have scales for activations that are quantized to 4 bits, which this engine does not do.
         scales = {name.removesuffix("weight") + "input_scale" for name in self._taken if name.endswith(".weight")}
         rest = sorted(set(self.gguf.tensors) - self._taken - scales)
         if rest:

@@ -1,7 +1,7 @@
-"""The metadata of a model by keys without the architecture's prefix, and the configurations that most families share.
+"""The metadata of a model, by keys without the prefix of the architecture, and configurations that most families share.
 
-Every number is read with its exact type and range.  Whether it matches the shapes of the tensors is checked where each
-tensor is loaded (``engine/models/weights.py``).  Keys and defaults are those of llama.cpp.
+The type and the range of every number are checked here.  The shapes of tensors are checked against these numbers when the
+tensors are loaded (``engine/models/weights.py``).  Keys and defaults are those of llama.cpp.
 """
 
 import math
@@ -32,27 +32,28 @@ ROPE_FREQS = "rope_freqs.weight"
 """The tensor of divisors that files of Llama 3 and Gemma 4 contain."""
 
 LEAST_TURNS = 1e-3
-"""The least number of turns over the original context at which YaRN changes how it scales a pair; 0 has no logarithm."""
+"""The minimum of YaRN's bounds on the number of turns over the original context.  They must be positive, because their
+logarithm is used."""
 
 
 class Metadata:
-    """The metadata of ``gguf``, whose keys begin with ``architecture``.
+    """The metadata of ``gguf`` whose keys begin with ``architecture``.
 
-    drafts: whether the family runs the layer that drafts tokens (``engine/models/nextn.py``).  Other families skip it.
+    drafts: whether the family supports the layer that drafts tokens (``engine/models/nextn.py``).  Other families skip it.
 
-    All methods raise GGUFError for values of a wrong type or out of range.
+    All methods raise GGUFError if a value has the wrong type or is out of range.
     """
 
     def __init__(self, gguf: GGUF, architecture: str, drafts: bool = False) -> None:
         self.gguf, self.architecture = gguf, architecture
-        #: The layers in the file, those that draft included.
+        #: The number of layers in the file, including layers that draft.
         self.n_blocks = self.integer("block_count", most=MAX_LAYERS)
         own = DraftingLayers(self.n_blocks, 0)
         # All layers of an assistant draft.
         if architecture != ASSISTANT:
             own = find_drafting_layers(gguf, self.key("nextn_predict_layers"), self.n_blocks)
         self.n_layer, self.n_mtp = own.n_layer, own.count
-        #: Why the layers that draft cannot be used; "": they can, or there are none.
+        #: Why the layers that draft cannot be used; "" if they can, or if there are none.
         self.mtp_problem = own.problem
         if self.n_mtp and not drafts:
             self.mtp_problem = f"drafts by layers of {architecture} models are not supported"
@@ -66,7 +67,7 @@ class Metadata:
         return f"{self.architecture}.{name}"
 
     def has(self, name: str) -> bool:
-        """Whether the file has the key."""
+        """Whether the file has this key."""
         return self.key(name) in self.gguf.metadata
 
     def refuse(self, name: str, problem: str) -> NoReturn:
@@ -74,29 +75,29 @@ class Metadata:
         self.gguf.refuse(self.key(name), problem)
 
     def unsupported(self, problem: str) -> NoReturn:
-        """Raise ModelError for a model that the engine cannot run."""
+        """Raise ModelError for a model that the engine does not support."""
         raise ModelError(f"{self.gguf.path}: {problem}")
 
     def integer(self, name: str, default: int | None = None, least: int = 1, most: int = MAX_DIMENSION) -> int:
-        """An integer; default None: the key must exist."""
+        """The value of a key as an integer from ``least`` to ``most``.  If ``default`` is None, the key must exist."""
         if default is None:
             return self.gguf.require(self.key(name), "int", least, most)
         return self.gguf.get(self.key(name), "int", default, least, most)
 
     def number(self, name: str, default: float | None = None, least: float = 0.0, most: float = 1e6) -> float:
-        """A float; default None: the key must exist."""
+        """The value of a key as a float from ``least`` to ``most``.  If ``default`` is None, the key must exist."""
         if default is None:
             return self.gguf.require(self.key(name), "f32", least, most)
         return self.gguf.get(self.key(name), "f32", float(default), least, most)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
+        """The value of a key as a boolean."""
         return self.gguf.get(self.key(name), "bool", default)
 
     # --- values per layer --------------------------------------------------------------------------------------
 
     def counts(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
-        """An integer per layer; the file may give one for all layers."""
+        """The value of a key as a list with an integer per layer.  The file may have one value for all layers."""
         key = self.key(name)
         if not self.listed(name):
             return [self.integer(name, default, least)] * self.n_blocks
@@ -104,23 +105,28 @@ class Metadata:
         if len(values) < self.n_layer:
             self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
         listed = [int(v) for v in values[: self.n_blocks]]
-        # The layer that drafts is like the last one of the trunk if the list does not mention it.
+        # If the list has no element for the layer that drafts, the value of the last layer of the trunk is used.
         return listed + [listed[-1]] * (self.n_blocks - len(listed))
 
     def listed(self, name: str) -> bool:
-        """Whether the file has a list for the key, not one value."""
+        """Whether the value of the key is a list."""
         return self.gguf.kinds.get(self.key(name), "").endswith("[]")
 
     def flags(self, name: str) -> list[bool]:
-        """A boolean per layer of the trunk."""
+        """The value of a key as a list with a boolean per layer of the trunk."""
         values = self.gguf.require(self.key(name), "bool[]")
         if len(values) < self.n_layer:
             self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
         return [bool(v) for v in values[: self.n_layer]]
 
     def sliding(self, period: int, dense_first: bool = False) -> list[bool]:
-        """For each layer, whether it sees only a window.  The file gives n or a list of booleans; one of every n layers, the
-        last one or the first, sees everything.  period: the default of n."""
+        """For each layer, whether it has a sliding window.
+
+        The file has a list of booleans or a number n.  In the second case, one of every n layers has no window.
+
+        period: the default of n.
+        dense_first: whether the first of every n layers has no window; otherwise it is the last one.
+        """
         name = "attention.sliding_window_pattern"
         if self.gguf.kinds.get(self.key(name)) == "bool[]":
             return self.flags(name) + [False] * self.n_mtp
@@ -129,8 +135,10 @@ class Metadata:
         return [il % n != full for il in range(self.n_layer)] + [False] * self.n_mtp
 
     def windows(self, period: int) -> list[int]:
-        """For each layer, the number of latest positions that it sees, 0: all.  The file may have no window; one of every
-        ``period`` layers has none, unless the file says otherwise."""
+        """For each layer, the number of latest positions that a token sees; 0: all.
+
+        If the file has a window, the last of every n layers has none.  period: the default of n.
+        """
         window = self.integer("attention.sliding_window", 0, 0, MAX_CONTEXT)
         slides = self.sliding(period) if window else [False] * self.n_blocks
         return [window if each else 0 for each in slides]
@@ -138,19 +146,23 @@ class Metadata:
     # --- rotation ----------------------------------------------------------------------------------------------
 
     def width(self, name: str, default: int) -> int:
-        """The length of a head's keys or values; ``default`` 0: the key must exist."""
+        """The number of elements of a head's keys or values.  If ``default`` is 0, the key must exist."""
         return self.integer(name, default or None, 1, MAX_HEAD)
 
     @property
     def d_k(self) -> int:
-        """The length of a key."""
+        """The number of elements of a head's key."""
         return self.width("attention.key_length", self.n_embd // self.counts("attention.head_count")[0])
 
     def rope(self, d_k: int = 0, neox: bool = True, base: float = 10000.0) -> RopeConfig:
-        """The rotation of heads of ``d_k`` elements, 0: of ``self.d_k``; base: the default of the frequency base.
+        """The rotation of heads.
 
-        Linear scaling, YaRN with all of its keys, and longrope, which has divisors of frequencies for short and for long
-        contexts.  Raises ModelError for other kinds.
+        Linear scaling, YaRN and longrope are supported.  longrope has different divisors of frequencies for short and for
+        long contexts.  Raises ModelError for other kinds of scaling.
+
+        d_k: the number of elements of a head; 0: ``self.d_k``.
+        neox: whether rotation pairs are (i, i + n_rot / 2); otherwise they are (2i, 2i + 1).
+        base: the default of the frequency base.
         """
         d_k = d_k or self.d_k
         n_rot = self.rotated("rope.dimension_count", d_k, d_k)
@@ -173,7 +185,7 @@ class Metadata:
         if base <= 1.0:
             self.refuse("rope.freq_base", f"is {base}, which yarn cannot scale: convert the model again")
         scale = 1.0 / factor
-        # DeepSeek's two multipliers of the logarithm; a file has the one of the denominator, and the other is 1.
+        # DeepSeek has two multipliers of the logarithm.  The one in the numerator is 1, and the file has the other one.
         log_multiplier = self.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
         magnitude = (1.0 + 0.1 * math.log(1.0 / scale)) * attn_factor
         if log_multiplier:
@@ -183,7 +195,7 @@ class Metadata:
         return RopeConfig(n_rot, base, scale, neox, factors, magnitude, original, fast, slow)
 
     def rotated(self, name: str, default: int, d_k: int) -> int:
-        """The number of rotated dimensions of heads of d_k elements."""
+        """The number of rotated elements in heads of d_k elements."""
         n_rot = self.integer(name, default, 2, MAX_HEAD)
         if n_rot > d_k:
             self.refuse(name, f"is {n_rot}, but {self.architecture} rotates at most heads of {d_k}")
@@ -194,7 +206,10 @@ class Metadata:
     # --- mixers and networks -----------------------------------------------------------------------------------
 
     def attention(self, il: int, rope: RopeConfig | None, **others: Any) -> AttentionConfig:
-        """The attention of layer il.  others: further fields of AttentionConfig; the scale is 1 / sqrt(d_k) unless given."""
+        """The attention of layer il.
+
+        others: further fields of :class:`AttentionConfig`.  The default of ``scale`` is 1 / sqrt(d_k).
+        """
         n_head = self.counts("attention.head_count")[il]
         n_head_kv = self.counts("attention.head_count_kv", n_head)[il]
         if n_head % n_head_kv:
@@ -209,7 +224,10 @@ class Metadata:
         return AttentionConfig(n_head, n_head_kv, d_k, d_v, scale, rope, **others)
 
     def delta_net(self, grouped: bool = False) -> DeltaNetConfig:
-        """The gated delta net of all layers that have one."""
+        """The gated delta net, which has the same sizes in all recurrent layers.
+
+        grouped: whether value head h uses key head h // (n_v / n_k); otherwise it uses key head h % n_k.
+        """
         n_k = self.integer("ssm.group_count", most=4096)
         n_v = self.integer("ssm.time_step_rank", most=4096)
         d = self.integer("ssm.state_size", most=4096)
@@ -223,17 +241,22 @@ class Metadata:
         return DeltaNetConfig(n_k, n_v, d, self.integer("ssm.conv_kernel", None, 2, 8), grouped=grouped)
 
     def recurrent(self) -> list[bool]:
-        """For each layer, whether it is a delta net.  The file gives n (default 4; every n-th layer is attention) or a list
-        of booleans; a layer that drafts is attention."""
+        """For each layer, whether its mixer is a delta net; otherwise it is attention.
+
+        The file has a list of booleans or a number n, by default 4.  In the second case, the last of every n layers has
+        attention.  A layer that drafts has attention.
+        """
         if self.has("attention.recurrent_layers"):
             return self.flags("attention.recurrent_layers") + [False] * self.n_mtp
         n = self.integer("full_attention_interval", 4, 1, MAX_LAYERS)
         return [(il + 1) % n != 0 for il in range(self.n_layer)] + [False] * self.n_mtp
 
     def check_sections(self) -> None:
-        """Refuse sections of a rotation by several positions (time, height, width and one that no model uses) that give
-        pairs to the last one, which is not that of a token in text.  The others are, and pairs that no section counts
-        rotate by the time, so all other sections have no effect."""
+        """Check the sections of a rotation by several positions: time, height, width and an unused one.
+
+        For text, the first three positions are equal, and pairs without a section rotate by time.  The sections therefore
+        have no effect, unless the unused position has pairs.  Raises GGUFError in this case.
+        """
         key = self.key("rope.dimension_sections")
         values = [int(v) for v in self.gguf.require(key, "int[]")]
         if len(values) != 4 or min(values) < 0:
@@ -244,7 +267,7 @@ class Metadata:
             )
 
     def dense(self, il: int, activation: Activation = SWIGLU) -> DenseConfig:
-        """The network of layer il."""
+        """The dense network of layer il."""
         return DenseConfig(self.counts("feed_forward_length")[il], activation)
 
     @property
@@ -253,8 +276,12 @@ class Metadata:
         return self.integer("expert_count", 0, 0) > 0
 
     def experts(self, gating: str = "softmax", normalized: bool = True, n_ff: int = 0, **others: Any) -> ExpertsConfig:
-        """The mixture of all layers that have one.  gating, normalized: the defaults; n_ff: the width of an expert, if
-        families call it by another name; others: further fields of ExpertsConfig."""
+        """The mixture of experts, which has the same sizes in all layers that have one.
+
+        gating, normalized: the defaults of the fields of :class:`ExpertsConfig`.
+        n_ff: the width of an expert; 0: it is read from the file.
+        others: further fields of :class:`ExpertsConfig`.
+        """
         n_expert = self.integer("expert_count", most=1024)
         n_used = self.integer("expert_used_count", None, 1, min(n_expert, 32))
         if self.has("expert_gating_func"):
@@ -282,11 +309,11 @@ class Metadata:
         )
 
     def with_shared(self, experts: ExpertsConfig) -> ExpertsConfig:
-        """The mixture with a shared network as wide as ``expert_shared_count`` experts."""
+        """A copy of the mixture with a shared network that is as wide as ``expert_shared_count`` experts."""
         return replace(experts, n_ff_shared=self.integer("expert_shared_count", 0, 0) * experts.n_ff)
 
     def _expert_width(self, n_used: int) -> int:
-        """The width of an expert; older files give that of all chosen experts together."""
+        """The width of an expert.  Older files have the total width of the ``n_used`` chosen experts instead."""
         name, whole = "expert_feed_forward_length", "feed_forward_length"
         if not self.has(name) and not self.listed(whole):
             fallback = self.integer(whole, 0, 0) // n_used
@@ -301,14 +328,17 @@ class Metadata:
 
     @property
     def n_vocab(self) -> int:
-        """Rows of the output: the length of the token list, or vocab_size if the file has no tokenizer."""
+        """The number of tokens: the length of the token list, or ``vocab_size`` if the file has no tokenizer."""
         if "tokenizer.ggml.tokens" in self.gguf.metadata:
             return len(self.gguf.require("tokenizer.ggml.tokens", "str[]"))
         return self.integer("vocab_size", None, 1, 1 << 24)
 
     def model(self, layer: Callable[[int], LayerConfig], **others: Any) -> ModelConfig:
-        """The configuration of the model.  layer: returns layer il, counted through the layer that drafts; others: further
-        fields of ModelConfig."""
+        """The configuration of the model.
+
+        layer: returns the configuration of layer il.  The index of the layer that drafts is ``n_layer``.
+        others: further fields of :class:`ModelConfig`.
+        """
         if not self.flag("attention.causal", True):
             self.refuse(
                 "attention.causal", "is false: a model that looks ahead, as for embeddings, cannot generate text"

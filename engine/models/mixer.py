@@ -1,4 +1,4 @@
-"""What a layer uses of a mixer and of a network that are loaded."""
+"""The interface of a loaded mixer and of a loaded network."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,18 +12,27 @@ from engine.ops.operations import Ops
 
 @dataclass
 class Mixer(ABC):
-    """The weights of a mixer.  output: the layer whose result is added to the residual stream."""
+    """The weights of a mixer.
+
+    output: the linear layer whose result is added to the residual stream.
+    """
 
     output: Linear
 
     @abstractmethod
     def mix(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> Value:
-        """The result for the normalized rows a [rows, n_embd], before the layer ``output``: float32 [rows, columns of
-        output].  What later rows need of them is stored in ``memory``, which ``MixerConfig.cache_spec`` describes."""
+        """Store the cache entries of the normalized rows a [rows, n_embd] in ``memory``, and compute the mixer.
+
+        memory: the cache that ``MixerConfig.cache_spec`` specifies.
+
+        Returns the result before the layer ``output``, float32 [rows, columns of output].
+        """
 
     def remember(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> None:
-        """Store what later rows need of the normalized rows a [rows, n_embd] in ``memory``, without a result.  Only mixers of
-        layers that draft have this."""
+        """Store the cache entries of the normalized rows a [rows, n_embd] in ``memory``, without computing the mixer.
+
+        Only mixers of layers that draft need this method.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot be the mixer of a layer that drafts")
 
 
@@ -32,5 +41,9 @@ class Network(ABC):
 
     @abstractmethod
     def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
-        """The residual stream x [rows, n_embd], and the result for the normalized rows b [rows, n_embd] added to it as
-        ``residual`` says: float32 [rows, n_embd]."""
+        """Add the result for the normalized rows b [rows, n_embd] to the residual stream x [rows, n_embd].
+
+        residual: the way in which the result is added.
+
+        Returns float32 [rows, n_embd].
+        """

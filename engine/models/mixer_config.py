@@ -1,8 +1,8 @@
-"""What every mixer answers about itself, from its description alone.
+"""The interface of the configuration of mixers.
 
-A kind of mixer is a subclass of :class:`MixerConfig`, a subclass of ``Mixer`` with its weights (``engine/models/mixer.py``),
-and a function that loads them, which has an entry in a table (``engine/models/layer.py``).  Nothing else asks which kind a
-layer has.
+A kind of mixer consists of a subclass of :class:`MixerConfig`, a subclass of ``Mixer`` with its weights
+(``engine/models/mixer.py``), and a function that loads the weights, which has an entry in a table
+(``engine/models/layer.py``).  No other code depends on the kind.
 """
 
 from abc import ABC, abstractmethod
@@ -13,14 +13,15 @@ from engine.models.rope_config import RopeConfig
 
 
 class Scratch(Protocol):
-    """The sizes of a backend's intermediate results; ``engine.ops.operations.Operations`` has them."""
+    """The sizes of a backend's intermediate results.  ``engine.ops.operations.Operations`` implements this interface."""
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx`` positions needs besides the cache."""
+        """The memory in bytes, not counting the cache, that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx``
+        positions needs."""
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
-        """Bytes that attention of ``n_head`` heads over latents of ``rank`` elements at ``n_ctx`` positions needs besides the
-        cache, in passes of up to ``rows`` rows."""
+        """The memory in bytes, not counting the cache, that attention of ``n_head`` heads over latents of ``rank`` elements
+        at ``n_ctx`` positions needs in passes of up to ``rows`` rows."""
 
 
 class MixerConfig(ABC):
@@ -28,33 +29,38 @@ class MixerConfig(ABC):
 
     @abstractmethod
     def cache_spec(self, rewind: int, decode_rows: int) -> CacheSpec:
-        """What a layer stores of earlier tokens, so that the latest ``rewind`` tokens can be rolled back; decode_rows: the
-        most rows of a decode batch."""
+        """The specification of the cache of a layer.
+
+        rewind: the number of tokens that can always be rolled back.
+        decode_rows: the maximum number of rows in a decode batch.
+        """
 
     @property
     @abstractmethod
     def row_elements(self) -> int:
-        """An estimate of the number of elements per row of its intermediate results: queries, keys, values, gates."""
+        """An estimate of the number of elements per row of the intermediate results, such as queries, keys and values."""
 
     @property
     def memory_source(self) -> int | None:
-        """The index of the layer whose memory it reads; None: it has a memory of its own."""
+        """The index of the layer whose cache is read; None: the layer has its own cache."""
         return None
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
-        """The rotations whose angles it needs."""
+        """The rotations whose angles the mixer needs."""
         return ()
 
     @property
     def rounding(self) -> str:
-        """The name of the rule by which it rounds what it stores, for identities of states; "" for none."""
+        """The name of the rule by which stored rows are rounded; "" if they are not rounded.  It is part of the identity of
+        saved states."""
         return ""
 
     def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
-        """Bytes that a pass of up to ``rows`` rows over ``n_ctx`` positions needs besides the rows themselves."""
+        """The memory in bytes, not counting the rows themselves, that a pass of up to ``rows`` rows over ``n_ctx`` positions
+        needs."""
         return 0
 
     def score_bytes(self, n_ctx: int) -> int:
-        """Bytes per row that grow with the number of positions, ``n_ctx``."""
+        """The memory in bytes per row that depends on the number of positions, ``n_ctx``."""
         return 0

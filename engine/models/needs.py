@@ -1,4 +1,4 @@
-"""How much memory a model needs: what its layers store, its snapshots, and the intermediate results of a pass."""
+"""The memory that a model needs for caches, snapshots, and intermediate results of passes."""
 
 from collections.abc import Iterable
 
@@ -20,9 +20,15 @@ def context_bytes(
     n_sequences: int = 1,
     capacity: int = 0,
 ) -> int:
-    """Bytes that a model needs besides its weights, for ``n_sequences`` contexts of ``n_ctx`` positions that share
-    ``capacity`` positions (0: ``n_ctx`` for each) and are read at most ``rows`` at a time: its caches with their
-    tables of pages, the angles of rotations, and what a pass needs."""
+    """The memory in bytes that a model needs in addition to its weights: caches, page tables, rotation angles, and
+    intermediate results of passes.
+
+    n_ctx: the maximum number of positions of a sequence.
+    rows: the maximum number of rows in a pass that reads a prompt.
+    rewind: the number of tokens that recurrent layers can always roll back.
+    n_sequences: the number of sequences.
+    capacity: the number of positions that all sequences share; 0: ``n_ctx`` for each sequence.
+    """
     most = pass_rows(rows, n_ctx, ops.decode_rows)
     sizes = n_ctx, most, types, n_sequences, capacity
     specs = cache_specs(config, rewind, ops.decode_rows)
@@ -33,7 +39,7 @@ def context_bytes(
 
 
 def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -> int:
-    """An estimate of the bytes that passes of up to ``rows`` rows need for intermediate results."""
+    """An estimate of the memory in bytes for intermediate results of passes of up to ``rows`` rows."""
     mixers = [layer.mixer for layer in config.all_layers]
     scratch = max(mixer.scratch_bytes(ops, n_ctx, rows) for mixer in mixers)
     scores = max(mixer.score_bytes(n_ctx) for mixer in mixers)
@@ -41,53 +47,65 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:
-    """What each layer that has a memory of its own stores; the layer that drafts comes last.  rewind: the number of latest
-    tokens that recurrent layers can roll back; decode_rows: the most rows of a decode batch."""
+    """The specifications of the caches of all layers that have one.  The layer that drafts comes last.
+
+    rewind: the number of tokens that recurrent layers can always roll back.
+    decode_rows: the maximum number of rows in a decode batch.
+    """
     return [config.all_layers[il].mixer.cache_spec(rewind, decode_rows) for il in config.owners]
 
 
 def table_bytes(specs: Iterable[CacheSpec], types: Types, n_ctx: int, n_sequences: int) -> int:
-    """Bytes of the tables of pages, one for each kind of pages."""
+    """The size in bytes of the page tables, one for each kind of page."""
     kinds = {paging for spec in specs for paging in spec.page_bytes(types)}
     return 4 * n_sequences * sum(paging.chunks(n_ctx) for paging in kinds)
 
 
 def hidden_ring(max_rows: int, rewind: int) -> Ring:
-    """The ring of the trunk's outputs for the latest tokens.  The layer that drafts needs the output one position before."""
+    """The ring of the trunk's outputs for the latest tokens.  The layer that drafts reads the output of the position before
+    a token."""
     return Ring(1, max(max_rows, rewind) + 1)
 
 
 def recurrent_bytes(config: ModelConfig) -> int:
-    """Bytes of a segment of all recurrent layers, a state and its lists, and of what layers with compressed rows have in
-    rings; 0 if there are no such layers."""
+    """The size in bytes of a segment of all recurrent layers, which is a state and the updates of a segment, plus the part of a
+    snapshot that belongs to layers with compressed rows; 0 if there are no such layers."""
     return sum(spec.snapshot_bytes for spec in cache_specs(config, 1))
 
 
 def snapshot_bytes(config: ModelConfig) -> int:
-    """Bytes of a snapshot (``engine/models/base.py``); 0 if a model can go back anywhere without one, or not even with one,
-    because layers with a window have overwritten keys and values."""
+    """The size of a snapshot in bytes (``engine/models/base.py``).
+
+    0 if the model needs no snapshots, because it can return to any position without them, or if snapshots are not sufficient,
+    because layers with a window have freed pages with keys and values.
+    """
     restorable = all(spec.restorable for spec in cache_specs(config, 1))
     outputs = 4 * stream_width(config) if config.mtp is not None and restorable else 0
     return recurrent_bytes(config) + outputs
 
 
 def stream_width(config: ModelConfig) -> int:
-    """The number of elements of what a layer that drafts needs of a position: the trunk's output, or all its streams."""
+    """The number of elements per position that a layer that drafts needs: those of the output of the trunk, or of all of its
+    streams."""
     return config.n_embd * (config.streams.count if config.streams is not None else 1)
 
 
 def angle_bytes(config: ModelConfig, positions: int) -> int:
-    """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
+    """The size in bytes of the rotation angles of ``positions`` positions: a cosine and a sine for each pair of each kind of
+    rotation."""
     return 4 * positions * sum(rope.n_rot for rope in config.ropes)
 
 
 def row_bytes(config: ModelConfig) -> int:
-    """An estimate of the bytes per row that one layer needs during a pass: the residual stream and what is added to it,
-    queries, keys, values, channels and gates, and the feed-forward network; in float32 and, for products, in int8."""
+    """An estimate of the memory in bytes per row that one layer needs during a pass.
+
+    It includes the residual stream and the results that are added to it, the intermediate results of the mixer and of the
+    network, in float32 and, for products, in int8.
+    """
     mixers = max(layer.mixer.row_elements for layer in config.all_layers)
     networks = max(layer.network.row_elements(config.n_embd) for layer in config.all_layers)
     told = 3 * config.n_layer * config.n_per_layer
     streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
     floats = 8 * config.n_embd + mixers + networks + told + streams
-    # A third more for int8 and for fragmentation.
+    # The factor 3 / 2 accounts for int8 and for fragmentation.
     return 4 * floats * 3 // 2

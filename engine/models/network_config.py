@@ -1,4 +1,4 @@
-"""The descriptions of networks: dense ones and mixtures of experts."""
+"""The configurations of networks: dense networks and mixtures of experts."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,48 +7,53 @@ from engine.ops.activation import SWIGLU, Activation
 
 
 class NetworkConfig(ABC):
-    """The sizes and options of a network.  A subclass is a frozen dataclass; ``engine/models/layer.py`` has a table of the
-    functions that load them."""
+    """The sizes and options of a network.  A subclass is a frozen dataclass.  ``engine/models/layer.py`` has a table of the
+    functions that load networks."""
 
     @abstractmethod
     def row_elements(self, n_embd: int) -> int:
-        """An estimate of the number of elements per row of its intermediate results; n_embd: the width of its input."""
+        """An estimate of the number of elements per row of the intermediate results.
+
+        n_embd: the number of elements per row of the input.
+        """
 
     @property
     def share_read(self) -> float:
-        """The part of its stacked matrices that one row reads."""
+        """The fraction of the network's stacked matrices that one row reads."""
         return 1.0
 
     @property
     def is_mixture(self) -> bool:
-        """Whether it consists of experts."""
+        """Whether the network is a mixture of experts."""
         return False
 
 
 @dataclass(frozen=True)
 class DenseConfig(NetworkConfig):
-    """A network of width n_ff that every row uses."""
+    """A dense network of width n_ff, which every row uses."""
 
     n_ff: int
     activation: Activation = SWIGLU
 
     def row_elements(self, n_embd: int) -> int:
-        """Gate and up."""
+        """An estimate of the number of elements per row of gate and up."""
         return 2 * self.n_ff
 
 
 @dataclass(frozen=True)
 class ExpertsConfig(NetworkConfig):
-    """A mixture: each row uses n_used of n_expert networks of width n_ff, and one shared network of width n_ff_shared unless
-    that is 0.
+    """A mixture of experts: each row uses n_used of n_expert networks of width n_ff.
 
-    shared_gated: whether the router decides how much of the shared network is added.
-    gating: the probability of an expert is "softmax", "sigmoid" or "sqrt_softplus" of its logit.
-    normalized: whether the weights of the chosen experts are divided by their sum; then they are multiplied by weight_scale.
+    n_ff_shared: the width of a shared network, which all rows use; 0: there is none.
+    activation: the activation of all networks.
+    shared_gated: whether the output of the shared network is multiplied by a gate that the router computes.
+    gating: the function that turns logits into probabilities: "softmax", "sigmoid" or "sqrt_softplus".
+    normalized: whether the weights of the chosen experts are divided by their sum.
+    weight_scale: a factor of all weights, applied after this division.
     n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups.
-    group_best: the number of best experts of a group, 1 or 2, whose scores add up to that of the group.
+    group_best: the number of best experts, 1 or 2, whose scores are added to get the score of a group.
     beside: a dense network whose result is added to that of the experts; None: there is none.
-    tabled: whether a table gives the experts of each token.
+    tabled: whether the experts of each token are given by a table.
     """
 
     n_expert: int
@@ -67,16 +72,17 @@ class ExpertsConfig(NetworkConfig):
     tabled: bool = False
 
     def row_elements(self, n_embd: int) -> int:
-        """Gate, up and result of each expert that a row uses, of the shared network and of the dense one."""
+        """An estimate of the number of elements per row of gate, up and result of each chosen expert, of the shared network
+        and of the dense network."""
         beside = self.beside.row_elements(n_embd) if self.beside is not None else 0
         return beside + self.n_used * (2 * self.n_ff + n_embd) + 2 * self.n_ff_shared
 
     @property
     def share_read(self) -> float:
-        """The part of the experts that a row uses."""
+        """The fraction of the experts that a row uses."""
         return self.n_used / self.n_expert
 
     @property
     def is_mixture(self) -> bool:
-        """True."""
+        """Whether the network is a mixture of experts: True."""
         return True

@@ -1,4 +1,4 @@
-"""The layers behind the trunk that draft tokens: how many of them a file has, and why they cannot be used."""
+"""The layers after the trunk that draft tokens: their number in a file, and why they cannot be used."""
 
 import re
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ _NEXTN = re.compile(r"blk\.([0-9]{1,4})\.nextn\.")
 
 @dataclass(frozen=True)
 class DraftingLayers:
-    """The layers of a file: ``n_layer`` of the trunk, and ``count`` behind it that draft.
+    """The numbers of layers in a file.
 
-    problem: why these cannot draft; "": they can, or there are none.
+    n_layer: the number of layers of the trunk.
+    count: the number of layers after the trunk, which draft.
+    problem: why the layers that draft cannot be used; "" if they can, or if there are none.
     """
 
     n_layer: int
@@ -21,10 +23,13 @@ class DraftingLayers:
 
 
 def find_drafting_layers(gguf: GGUF, key: str, n_blocks: int) -> DraftingLayers:
-    """The layers of a file that has ``n_blocks`` of them, of which ``key`` counts those that draft.
+    """Find the layers that draft in a file with ``n_blocks`` layers.
 
-    Tensors whose names contain ``nextn`` belong to layers that draft.  Where they contradict the count, they decide what the
-    trunk is, and nothing drafts.  Raises GGUFError if they leave no trunk.
+    Tensors whose names contain ``nextn`` belong to layers that draft.  If they contradict the number in the metadata, they
+    determine which layers belong to the trunk, and the other layers cannot draft.  Raises GGUFError if no layer belongs to
+    the trunk.
+
+    key: the key of the number of layers that draft.
     """
     found = sorted({int(match[1]) for match in map(_NEXTN.match, gguf.tensors) if match})
     if not found:

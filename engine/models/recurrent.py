@@ -1,7 +1,7 @@
-"""The gated delta net of one layer: its weights, and the operations that it consists of.
+"""The gated delta net of one layer: weights and operations.
 
-u, z = a Wqkv, a Wgate;  alpha, beta = a Walpha, a Wbeta;  o = rms_norm(delta_net(u, alpha, beta), ssm_norm) * silu(z), the
-norm over each head of values;  the layer adds o Wout to the residual stream (``engine/cpu/delta_net.py``).
+u, z = a Wqkv, a Wgate;  alpha, beta = a Walpha, a Wbeta;  o = rms_norm(delta_net(u, alpha, beta), ssm_norm) * silu(z), with a
+norm over each value head;  the layer adds o Wout to the residual stream (``engine/cpu/delta_net.py``).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,14 @@ from engine.ops.weight import Weight
 
 @dataclass
 class Recurrent(Mixer):
-    """Weights of a delta net; alpha and beta of one format are stacked into one matrix, which saves a launch."""
+    """The weights of a delta net.
+
+    attn_qkv: the linear layer that computes q, k and v.
+    attn_gate: the linear layer that computes the gates.
+    ssm_alpha_beta: the linear layers that compute alpha and beta.  If their matrices have the same format, they are stacked
+        into one matrix, which saves a launch.
+    net: the parameters of the delta net.
+    """
 
     attn_qkv: Linear
     attn_gate: Linear
@@ -31,8 +38,10 @@ class Recurrent(Mixer):
     net: DeltaNet[Array]
 
     def mix(self, ops: Ops, a: Value, memory: RecurrentCache[Array], batch: Batch[Array]) -> Value:
-        """The gated result of the delta rule for the normalized rows a [rows, n_embd], before the output layer: float32
-        [rows, n_v * state_size].  Their states are stored in ``memory``."""
+        """Store states and updates in ``memory``, and compute the gated delta rule for the normalized rows a [rows, n_embd].
+
+        Returns the result before the output layer, float32 [rows, n_v * state_size].
+        """
         u, z, *gates = products(ops, a, [self.attn_qkv, self.attn_gate, *self.ssm_alpha_beta])
         o = ops.delta_net(self.net, u, gates, memory, batch)
         return ops.gated_norm(o, self.net.norm, z, self.net.eps)

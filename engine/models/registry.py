@@ -1,4 +1,4 @@
-"""The registry: every architecture that the engine runs, and how a file becomes a model."""
+"""The registry of all architectures that the engine supports, and the functions that build a model from a file."""
 
 from dataclasses import replace
 
@@ -72,12 +72,15 @@ ARCHITECTURES: dict[str, Architecture] = {a.name: a for family in FAMILIES for a
 """Every architecture by its name in files."""
 
 DS4 = "mtp.0.e_proj.weight"
-"""A tensor that only ds4's files of layers have."""
+"""A tensor that only the separate layers of ds4 have."""
 
 
 def read_config(gguf: GGUF) -> ModelConfig:
-    """The configuration of a file.  Raises ModelError for a file that is no model and for an architecture that this engine
-    cannot run, and GGUFError for invalid values."""
+    """The configuration of a file.
+
+    Raises ModelError if the file is not a model or has an architecture that the engine does not support, and GGUFError for
+    invalid values.
+    """
     check_kind(gguf)
     name = gguf.require("general.architecture", "str")
     if name == ASSISTANT:
@@ -96,14 +99,19 @@ def read_config(gguf: GGUF) -> ModelConfig:
 
 
 def read_assistant(gguf: GGUF) -> ModelConfig:
-    """The configuration of a file of architecture :data:`engine.models.config.ASSISTANT`.  Raises ModelError or GGUFError for
-    invalid values."""
+    """The configuration of a file with the architecture :data:`engine.models.config.ASSISTANT`.
+
+    Raises ModelError or GGUFError for invalid values.
+    """
     return read_gemma4(Metadata(gguf, ASSISTANT))
 
 
 def is_mtp(gguf: GGUF) -> bool:
-    """Whether a file has nothing but the layer that drafts for a model: that of llama.cpp, which is numbered after the layers
-    of the model, or that of ds4 for deepseek4 models, which has names of its own."""
+    """Whether a file contains only a layer that drafts for a model.
+
+    In files from llama.cpp, the layer is numbered after the layers of the model.  Files from ds4, for deepseek4 models, have
+    different tensor names.
+    """
     architecture, tensors = gguf.metadata.get("general.architecture"), gguf.tensors
     if DS4 in tensors:
         return True
@@ -114,8 +122,10 @@ def is_mtp(gguf: GGUF) -> bool:
 
 
 def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
-    """The configuration of a model with the layer of another file (``is_mtp``), which drafts in place of one in the model's
-    own file.  Raises ModelError if it is the layer of another model."""
+    """A copy of the configuration with the layer that drafts from another file, for which :func:`is_mtp` is true.
+
+    It replaces a layer that drafts in the file of the model.  Raises ModelError if the layer belongs to another model.
+    """
     name = "deepseek4" if DS4 in layer.tensors else layer.require("general.architecture", "str")
     drafts = f"{layer.path} drafts for {name} models"
     if config.architecture != name:
@@ -143,12 +153,18 @@ def build(
     n_sequences: int = 1,
     capacity: int = 0,
 ) -> Model:
-    """Build the model of a checked file on a backend, with a cache of these ``types`` for ``n_sequences`` sequences of
-    ``n_ctx`` positions, which share ``capacity`` positions (0: ``n_ctx`` for each), and whose recurrent layers can roll back
-    ``rewind`` tokens.  Layers that the configuration does not mention are not loaded.  Raises ModelError if the tensors do
-    not match the configuration."""
+    """Build the model of a checked file on a backend.  Layers that are not in the configuration are not loaded.
+
+    n_ctx: the maximum number of positions of a sequence.
+    types: the element types of keys and values.
+    rewind: the number of tokens that recurrent layers can always roll back.
+    n_sequences: the number of sequences in the cache.
+    capacity: the number of positions that all sequences share; 0: ``n_ctx`` for each sequence.
+
+    Raises ModelError if the tensors do not match the configuration.
+    """
     sizes = n_ctx, types, rewind, n_sequences, capacity
-    # What a damaged file makes of its numbers shows in the logits, which are checked, and not in a warning of NumPy.
+    # Numbers of a damaged file may overflow.  The logits are checked for this, so warnings of NumPy are not needed.
     with np.errstate(all="ignore"):
         model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)
     if model.config.mtp is None or model.config.mtp_apart:
@@ -159,8 +175,10 @@ def build(
 
 
 def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
-    """The layer of another file, which ``with_mtp`` has made a part of the model's configuration.  Raises ModelError if its
-    tensors do not match the model."""
+    """Load the layer that drafts from another file.  :func:`with_mtp` must have added it to the configuration of the model.
+
+    Raises ModelError if the tensors do not match the model.
+    """
     return load_mtp(model, layer) if model.config.streams is None else StreamsMTP(model, layer)
 
 

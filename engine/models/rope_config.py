@@ -5,17 +5,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """The rotation of queries and keys: the number of dimensions ``n_rot``, the frequency base, and the linear scale (1 /
-    factor).
+    """The rotation of queries and keys.
 
-    neox: pairs are (i, i + n_rot / 2), else (2i, 2i + 1).
-    factors: the tensor that holds a divisor of each frequency; "" for none.
+    n_rot: the number of rotated elements of a head.
+    base: the frequency base.
+    scale: the linear scale of positions, which is 1 / factor.
+    neox: whether rotation pairs are (i, i + n_rot / 2); otherwise they are (2i, 2i + 1).
+    factors: the name of the tensor with a divisor for each frequency; "" if there is none.
     magnitude: the factor of cosines and sines.
-    yarn_ctx: the original context of YaRN's frequency correction (Peng et al. 2023); 0: no correction.
-    beta_fast, beta_slow: YaRN keeps frequencies that make at least beta_fast turns over the original context, and
-        interpolates those that make at most beta_slow.
-    truncate: whether the pairs at which this happens are rounded to integers.
-    long_factors: the tensor that takes the place of ``factors`` in contexts of more than long_beyond positions; "" for none.
+    yarn_ctx: the original context of YaRN's frequency correction (Peng et al. 2023); 0: there is no correction.
+    beta_fast, beta_slow: YaRN keeps frequencies with at least beta_fast turns over the original context, and interpolates
+        frequencies with at most beta_slow turns.
+    truncate: whether the bounds between these frequencies are rounded to whole pairs.
+    long_factors: the name of the tensor that replaces ``factors`` in contexts of more than long_beyond positions; "" if there
+        is none.
     """
 
     n_rot: int

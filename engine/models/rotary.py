@@ -1,7 +1,7 @@
 """The table of rotation angles, computed on the host in float64 and rounded once to float32.
 
-angle(p, i) = p * base^(-2i / n_rot) / factors[i] * scale (Su et al. 2021; ``factors`` as in Llama 3); with YaRN (Peng
-et al. 2023) low frequencies are interpolated and high ones are kept.  cos and sin are multiplied by a magnitude.
+angle(p, i) = p * base^(-2i / n_rot) / factors[i] * scale (Su et al. 2021; ``factors`` as in Llama 3).  With YaRN (Peng et al.
+2023), low frequencies are interpolated, and high frequencies are kept.  Cosines and sines are multiplied by a magnitude.
 """
 
 import math
@@ -15,7 +15,10 @@ BLOCK = 1024
 
 
 def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
-    """Radians per position of each pair: float64 [n_rot / 2]."""
+    """The angle of each pair in radians per position: float64 [n_rot / 2].
+
+    factors: divisors of the frequencies, float32 [n_rot / 2], or None.
+    """
     half = rope.n_rot // 2
     plain = np.array([rope.base ** (-2.0 * i / rope.n_rot) for i in range(half)])
     if factors is not None:
@@ -24,7 +27,7 @@ def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
         return plain * rope.scale
 
     def dimension(turns: float) -> float:
-        """The pair that makes this many turns over the original context."""
+        """The index of the pair with this number of turns over the original context."""
         ratio = rope.yarn_ctx / (turns * 2 * math.pi)
         return rope.n_rot * math.log(ratio) / (2 * math.log(rope.base))
 
@@ -37,8 +40,11 @@ def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
 
 
 class Rotary:
-    """Rotation angles by position.  ``table`` float32 [n_ctx, 2, n_rot / 2] (cos, sin) has a fixed address and is filled as
-    positions are requested."""
+    """Rotation angles by position.
+
+    ``table`` float32 [n_ctx, 2, n_rot / 2] contains cosines and sines.  It has a fixed address, and is filled when positions
+    are requested.
+    """
 
     def __init__(self, ops: Ops, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
         self._ops = ops
@@ -49,12 +55,12 @@ class Rotary:
         self.table = ops.zeros((n_ctx, 2, rope.n_rot // 2), np.float32)
 
     def turns_as(self, rope: RopeConfig, factors: np.ndarray | None) -> bool:
-        """Whether these angles equal those of the given rotation and factors."""
+        """Whether the angles are equal to those of the given rotation and factors."""
         own = self._frequencies
         return self._magnitude == rope.magnitude and np.array_equal(own, frequencies(rope, factors))
 
     def reserve(self, positions: int) -> None:
-        """Fill the table for positions [0, positions), in blocks."""
+        """Fill the table for positions [0, positions), rounded up to whole blocks."""
         if positions > self._filled:
             end = min(self._n_ctx, -(-positions // BLOCK) * BLOCK)
             angle = np.arange(self._filled, end, dtype=np.float64)[:, None] * self._frequencies[None, :]

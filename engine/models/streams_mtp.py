@@ -1,18 +1,19 @@
-"""Multi-token prediction for a model with hyper-connections: a layer in a file of its own (DeepSeek-V4).
+"""Multi-token prediction for a model with hyper-connections, by a layer in a separate file (DeepSeek-V4).
 
-For token t at position p, with H the streams of the trunk after its last layer, before they are joined, at position p - 1, or
+For token t at position p, with H the streams after the last layer of the trunk, before they are joined, at position p - 1, or
 0 for p = 0::
 
     X_s = [rms_norm(embed(t), enorm), rms_norm(H_s, hnorm)] Weh     for each stream s
-    Y = layer(X)                                        attention over a window of latents of its own
-    logits = rms_norm(joined(Y), shared_head_norm) Whead, for position p + 1; a sum of streams with weights of its own
+    Y = layer(X)                                        attention over a window of latents in a separate cache
+    logits = rms_norm(joined(Y), shared_head_norm) Whead, for position p + 1; the streams are joined with separate weights
 
-(llama.cpp, ``src/models/deepseek4.cpp``).  A chain of drafts continues with Y in place of the trunk's H.  The streams are
-stored in a ring of each sequence, the latents in pages, both by position, and every pass of the trunk writes both for its
-tokens (``engine/models/mtp.py``).
+(llama.cpp, ``src/models/deepseek4.cpp``).  For further drafts, Y replaces H.  The streams are stored in a ring for each
+sequence, and the latents in pages, both indexed by position.  Every pass of the trunk writes both for its tokens
+(``engine/models/mtp.py``).
 
-The embedding and Whead are the model's.  Files have two layouts: llama.cpp's has the names of a layer after the model's last,
-ds4's begins with ``mtp.0.`` and has the two halves of Weh as two matrices.
+The embedding and Whead are those of the model.  Files have two layouts.  In files from llama.cpp, the layer is numbered after
+the last layer of the model.  In files from ds4, tensor names begin with ``mtp.0.``, and the two halves of Weh are separate
+matrices.
 """
 
 from dataclasses import replace
@@ -33,8 +34,10 @@ from engine.ops.weight import Weight
 
 
 class StreamsMTP(MTP):
-    """The layer of another file that drafts for ``model``, whose configuration has it.  Raises ModelError if the file is the
-    layer of another model."""
+    """The layer in another file that drafts for ``model``, whose configuration must include it.
+
+    Raises ModelError if the layer belongs to another model.
+    """
 
     def __init__(self, model: Model, gguf: GGUF) -> None:
         c = model.config
@@ -61,22 +64,25 @@ class StreamsMTP(MTP):
         loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
         loader.check_complete()
         self._n_bytes = bytes_of_draft(model, loader, own, head)
-        #: Memory for the inputs of its passes.
+        #: Memory for the inputs of draft passes.
         self.inputs = model.ops.inputs()
         length = hidden_ring(model.max_rows, model.rewind).capacity
-        #: float32 [sequences, length, 4 n_embd]: H of position p in row p % length.
+        #: float32 [sequences, length, 4 n_embd]: H of position p is in row p % length.
         self.hidden = model.ops.zeros((model.n_sequences, length, c.streams.count * c.n_embd), np.float32)
 
     def _joined(self, batch: Batch[Array]) -> Array:
-        """The streams X of the tokens, from those of the preceding positions: float32 [rows, 4 n_embd]."""
+        """The streams X, computed from the tokens and from H of the preceding positions: float32 [rows, 4 n_embd]."""
         ops, c = self._model.ops, self._model.config
         e = ops.embed(self.embed_tokens, batch.tokens)
         x = self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps))
         return x.reshape(batch.rows, x.size // batch.rows)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array:
-        """Logits after one token, float32 [1, n_vocab].  The streams of the position before must be stored.  Stores Y in
-        place of the trunk's streams, which overwrite it later."""
+        """The operations of a draft pass: logits after one token, float32 [1, n_vocab].
+
+        H of the position before the token must be stored.  The pass stores Y at the position of the token.  The next pass of
+        the trunk overwrites it with H.
+        """
         model, ops, c = self._model, self._model.ops, self._model.config
         y = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
         ops.keep_rows(self.hidden, y, batch)
@@ -85,11 +91,11 @@ class StreamsMTP(MTP):
 
 
 def _beside(loader: Loader, *names: str) -> Weight:
-    """The matrix whose rows are those of several matrices [n_embd, n_embd], one after another."""
+    """Concatenate the rows of several matrices [n_embd, n_embd] into one matrix [n_embd, n_embd * len(names)]."""
     n = loader.config.n_embd
     parts = [loader.weight(name, n, n) for name in names]
     if len({part.format for part in parts}) > 1:
         raise ModelError(f"{loader.gguf.path}: {' and '.join(names)} have different formats, which is not supported.")
     data = np.concatenate([part.data for part in parts], axis=1)
-    data.flags.writeable = False  # like mapped rows, so that the same compiled kernels serve both
+    data.flags.writeable = False  # like mapped rows, so that the same compiled kernels accept both
     return replace(parts[0], name=f"{names[0]} and {names[1]}", columns=n * len(parts), data=data)

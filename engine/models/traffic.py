@@ -1,4 +1,4 @@
-"""The amount of memory that a generated token reads, and the rate at which an answer has read it."""
+"""The amount of memory that a generated token reads, and the bandwidth that an answer has used."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ from engine.models.weights import bytes_read
 
 
 class LoadedModel(Protocol):
-    """The attributes of a loaded model that this module uses; ``engine.llm.LLM`` has them."""
+    """The attributes of a loaded model that this module uses.  ``engine.llm.LLM`` has them."""
 
     config: ModelConfig
     cache: KVCache
@@ -23,7 +23,7 @@ class LoadedModel(Protocol):
 
 
 class AnswerTimings(Protocol):
-    """The counts and seconds of an answer that this module uses; ``engine.decode.timings.Timings`` has them."""
+    """The counts and times, in seconds, of an answer that this module uses.  ``engine.decode.timings.Timings`` has them."""
 
     cache_n: int
     prompt_n: int
@@ -32,9 +32,9 @@ class AnswerTimings(Protocol):
 
 
 def bytes_per_second(llm: LoadedModel, timings: AnswerTimings) -> float:
-    """Bytes of weights, keys and values that an answer has read per second; 0 if the time was not measured.
+    """The number of bytes of weights, keys and values that an answer has read per second; 0 if the time was not measured.
 
-    The first token comes from the pass that reads the prompt, so n tokens take n - 1 passes.
+    The pass that reads the prompt computes the first token, so n tokens take n - 1 further passes.
     """
     passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
     if passes < 1 or timings.predicted_s <= 0:
@@ -44,11 +44,11 @@ def bytes_per_second(llm: LoadedModel, timings: AnswerTimings) -> float:
 
 
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
-    """Bytes of weights that one generated token reads.
+    """The size in bytes of the weights that one generated token reads.
 
-    A token reads one row of an embedding that is not also the output matrix, of per-layer embeddings, and of tables of
-    experts; only the experts that it uses; and nothing of a layer that drafts or of keys and values that a layer does not
-    use.  It reads all other tensors in full.
+    A token reads one row of each of these tables: an embedding that is not also the output matrix, per-layer embeddings, and
+    tables of experts.  It reads only the experts that it uses.  It does not read a layer that drafts, or key and value
+    matrices that a layer does not use.  It reads all other tensors in full.
     """
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
@@ -65,12 +65,12 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
 
 
 def memories(llm: LoadedModel) -> list[LayerMemory[Any]]:
-    """The memory of earlier tokens that each layer of the trunk reads, its own or that of another layer."""
+    """The cache that each layer of the trunk reads, which may belong to another layer."""
     return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
 
 
 def cache_bytes_per_token(layers: Iterable[LayerMemory[Any]], first: int, count: int) -> float:
-    """The mean number of bytes that tokens at positions [first, first + count) read in ``layers``: keys and values, and
-    what recurrent layers read and write."""
+    """The mean number of bytes that a token at positions [first, first + count) reads in the caches ``layers``, and writes in
+    those of recurrent layers."""
     visible = np.arange(first, first + count) + 1
     return sum(layer.bytes_per_token(visible) for layer in layers)

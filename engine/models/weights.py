@@ -1,4 +1,4 @@
-"""Tensors of a file as weight matrices and arrays, with their shapes checked."""
+"""Loading of a file's tensors as weight matrices and arrays, with checks of their shapes."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from engine.ops.weight import Weight
 
 
 def missing(gguf: GGUF, name: str) -> ModelError:
-    """The error of a file without the tensor ``name``."""
+    """The error for a file without the tensor ``name``."""
     return ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
 
 
@@ -25,8 +25,10 @@ def _tensor(gguf: GGUF, name: str) -> GGUFTensor:
 
 
 def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) -> Weight:
-    """The matrix ``name`` of a file as a Weight of [rows, columns], or ``count`` such matrices stacked.  Raises ModelError if
-    it is missing or has another shape."""
+    """The matrix ``name`` [rows, columns] of a file, or ``count`` such matrices stacked.
+
+    Raises ModelError if the tensor is missing or has another shape.
+    """
     tensor = _tensor(gguf, name)
     users = [] if tensor.type in FORMATS else [t.name for t in gguf.tensors.values() if t.type == tensor.type]
     entry = format_of(tensor.type, *users)
@@ -40,11 +42,12 @@ def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) 
 
 
 def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
-    """The tensor ``name`` as float32 of this shape: norms, biases, rotary factors, convolutions, routers.  The file may have
-    it as one row, as llama.cpp's conversion writes some vectors, and in any type of floats: conversion keeps that of the
-    original for some.
+    """The tensor ``name`` as float32 of this shape, for norms, biases, rotary factors, convolutions and routers.
 
-    Raises ModelError if it is missing, has another shape, or is none of F32, F16 and BF16.
+    In the file, the tensor may be F32, F16 or BF16, because llama.cpp's conversion keeps the type of the original for some
+    tensors.  It may also be a matrix with one row, as the conversion writes some vectors.
+
+    Raises ModelError if the tensor is missing or has another shape or type.
     """
     weight_tensor = _tensor(gguf, name)
     if weight_tensor.shape not in (shape, (1, *shape)):
@@ -62,15 +65,16 @@ def _floats(gguf: GGUF, tensor: GGUFTensor) -> np.ndarray:
     if tensor.type == GGMLQuantizationType.F16:
         return tensor.data.view("<f2").astype(np.float32)
     if tensor.type == GGMLQuantizationType.BF16:
-        # The upper half of a float32.
+        # A BF16 number is the upper half of a float32.
         return (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     raise ModelError(f"{gguf.path}: tensor {tensor.name} is {tensor.type.name} where F32, F16 or BF16 is expected.")
 
 
 def load_integers(gguf: GGUF, name: str, *shape: int, end: int) -> np.ndarray:
-    """The tensor ``name`` as int32 of this shape, with values from 0 to ``end`` - 1 that differ within a row: a table of ids.
+    """The tensor ``name``, a table of ids, as int32 of this shape.  The values are from 0 to ``end`` - 1, and differ within a
+    row.
 
-    Raises ModelError if it is missing, has another shape or type, or other values.
+    Raises ModelError if the tensor is missing, has another shape or type, or contains other values.
     """
     tensor = _tensor(gguf, name)
     if tensor.shape != shape or tensor.type != GGMLQuantizationType.I32:
@@ -87,10 +91,10 @@ def load_integers(gguf: GGUF, name: str, *shape: int, end: int) -> np.ndarray:
 
 
 def stacked(name: str, *weights: Weight) -> Weight:
-    """The rows of several matrices of one format and width, stacked."""
+    """Stack several matrices with the same format and width."""
     first = weights[0]
     data = np.concatenate([weight.data for weight in weights])
-    data.flags.writeable = False  # like mapped rows, so that the same compiled kernels serve both
+    data.flags.writeable = False  # like mapped rows, so that the same compiled kernels accept both
     return Weight(name, first.format, first.columns, data)
 
 
@@ -98,7 +102,7 @@ _EXPERTS = re.compile(r"blk\.([0-9]{1,4})\.\w{1,32}_exps\.")
 
 
 def bytes_read(tensors: Iterable[GGUFTensor], config: ModelConfig) -> int:
-    """Bytes of some tensors that one token reads; of a stack of experts it reads only those that it uses."""
+    """The number of bytes of ``tensors`` that one token reads.  Of a stack of experts, it reads only those that it uses."""
 
     def share(name: str) -> float:
         found = _EXPERTS.match(name)
@@ -110,6 +114,6 @@ def bytes_read(tensors: Iterable[GGUFTensor], config: ModelConfig) -> int:
 
 
 def join_rows(name: str, *parts: np.ndarray) -> Weight:
-    """A float32 matrix of the rows of several arrays, each [n, columns] or [columns]."""
+    """Stack several arrays, each [n, columns] or [columns], into one float32 matrix."""
     rows = np.vstack([np.atleast_2d(part) for part in parts]).astype("<f4")
     return Weight(name, FORMATS[GGMLQuantizationType.F32], rows.shape[1], rows.view(np.uint8))

@@ -1,1 +1,1 @@
-"""One file per family of architectures: the formula of its layer, its metadata keys, its entries of the registry."""
+"""One file per family of architectures: the formula of a layer, the metadata keys, and the entries in the registry."""

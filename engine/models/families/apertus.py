@@ -7,7 +7,7 @@ Layer (llama.cpp, ``src/models/apertus.cpp``)::
     x = x + xielu(b Wup) Wdown,  b = rms_norm(x, ffn_norm)
 
 xielu(x) = p x^2 + beta x for x > 0, else n (expm1(min(x, eps)) - x) + beta x, with p = softplus(alpha_p) and n = beta +
-softplus(alpha_n) of the layer.
+softplus(alpha_n).  Each layer has its own parameters.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def read(m: Metadata) -> ModelConfig:
 
 
 def _per_layer(m: Metadata, name: str) -> np.ndarray:
-    """A parameter of every layer, float64 [n_layer]; its key has no prefix, and one value for all layers is a scalar."""
+    """A parameter of every layer, float64 [n_layer].  Its key has no prefix.  The file may have one value for all layers."""
     key = f"xielu.{name}"
     if m.gguf.kinds.get(key, "").endswith("[]"):
         values = m.gguf.require(key, "f32[]", -1e6, 1e6, n=m.n_layer)

@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash, Mistral Large 3, Mistral Small 4 and their relatives: latent
-attention, a mixture with a shared network.
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash, Mistral Large 3, Mistral Small 4 and related models: latent
+attention, and a mixture with a shared network.
 
 Layer (llama.cpp, ``src/models/deepseek2.cpp``)::
 
@@ -7,18 +7,19 @@ Layer (llama.cpp, ``src/models/deepseek2.cpp``)::
     x = x + latent_attention(q, rope(q'), rms_norm(c), rope(k')) Wo        rotation of pairs (2i, 2i + 1)
     x = x + network(b),  b = rms_norm(x, ffn_norm)
 
-The first layers have a SwiGLU network.  In the others, experts are chosen by p + exp_probs_b, p = softmax or sigmoid of
-b Wrouter, weighted by p (normalized over the chosen ones where the file says so) times expert_weights_scale; the shared
-network is added to them.
+The first layers have a SwiGLU network.  In the others, experts are chosen by p + exp_probs_b, where p is the softmax or
+sigmoid of b Wrouter.  They are weighted by p times expert_weights_scale, with p normalized over the chosen ones if the file
+says so.  The output of the shared network is added.
 
-With YaRN by a factor f, scores are multiplied by m^2 / sqrt(n_nope + n_rope), m = 1 + 0.1 M ln f, and rotations by nothing: M
-is both of DeepSeek's multipliers of the logarithm, and ``rope.scaling.yarn_log_multiplier`` holds 0.1 M.
+With YaRN by a factor f, scores are multiplied by m^2 / sqrt(n_nope + n_rope), m = 1 + 0.1 M ln f, and rotations have no
+factor.  Both of DeepSeek's multipliers of the logarithm are M, and ``rope.scaling.yarn_log_multiplier`` is 0.1 M.
 
-A query at position p is multiplied by 1 + s ln(1 + floor(p / n)) with s ``attention.temperature_scale`` and n
-``attention.temperature_length``, by default the original context of YaRN, after its rotation (Mistral Large 3 and Small 4).
+In Mistral Large 3 and Small 4, a query at position p is multiplied, after its rotation, by 1 + s ln(1 + floor(p / n)), where
+s is ``attention.temperature_scale`` and n is ``attention.temperature_length``, by default the original context of YaRN.
 
-Experts may be chosen from the best groups only.  DeepSeek-V3 (sigmoid) adds the two best scores of a group, DeepSeek-V2
-(softmax) takes the best one, and no key of a file says which: the gating does.  llama.cpp adds two in both.
+Experts may be chosen from the best groups only.  The score of a group is the sum of its two best scores in DeepSeek-V3
+(sigmoid), and its best score in DeepSeek-V2 (softmax).  No metadata key distinguishes these cases, so the gating determines
+the rule.  llama.cpp adds two scores in both cases.
 """
 
 import math
@@ -36,7 +37,7 @@ def read(m: Metadata) -> ModelConfig:
     experts = None
     if m.mixture:
         dense = m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
-        # Files of GLM-4.7-Flash, and of copies of V3 that `transformers` saved, do not name their gating.
+        # Files of GLM-4.7-Flash, and of copies of V3 that `transformers` has saved, do not specify the gating.
         sigmoid = any(name.endswith(".exp_probs_b.bias") for name in m.gguf.tensors)
         experts = m.experts("sigmoid" if sigmoid else "softmax", normalized=False, shared_gated=False)
         experts = m.with_shared(replace(experts, group_best=1 if experts.gating == "softmax" else 2))
@@ -51,7 +52,7 @@ def _latent(m: Metadata) -> LatentConfig:
     n_head = m.counts("attention.head_count")[0]
     rank = m.width("attention.kv_lora_rank", 0)
     n_rope = m.rotated("rope.dimension_count", 0, m.width("attention.key_length", 0))
-    # Where heads have keys of their own in the file, key_length is that of a head.
+    # If the file has the keys of each head, key_length is the length of a head's key.
     name = "attention.key_length_mla" if m.has("attention.key_length_mla") else "attention.key_length"
     n_q = m.width(name, 0)
     if n_rope >= n_q:
@@ -65,7 +66,8 @@ def _latent(m: Metadata) -> LatentConfig:
     s = m.number("attention.temperature_scale", 0.0, 0.0, 1e3)
     original = m.integer("rope.scaling.original_context_length", m.n_ctx_train, 1, MAX_CONTEXT)
     temperature = (s, m.integer("attention.temperature_length", original, 1, MAX_CONTEXT)) if s else None
-    # `transformers` does not save that a V2-Lite has no rank, and then the file of a copy has that of V2.
+    # `transformers` does not save that V2-Lite has no query rank.  A file that is converted from such a copy has the rank of
+    # V2.
     direct = "blk.0.attn_q.weight" in m.gguf.tensors
     q_rank = 0 if direct else m.integer("attention.q_lora_rank", 0, 0)
     scale = m_scale * m_scale / math.sqrt(n_q)

@@ -1,19 +1,21 @@
-"""DeepSeek-V4: hyper-connections, attention over a window and compressed rows, experts that the token or a router chooses.
+"""DeepSeek-V4: hyper-connections, attention over a window and compressed rows, experts chosen by the token id or by a router.
 
-The residual stream H consists of four streams, of the embedding at first.  Layer (llama.cpp, ``src/models/deepseek4.cpp``)::
+The residual stream H consists of four streams, which all start as the embedding.  Layer (llama.cpp,
+``src/models/deepseek4.cpp``)::
 
     u, b, C = mix(H);  y = attention(rms_norm(u, attn_norm));      H_d = b_d y + sum_s C_sd H_s
     u, b, C = mix(H);  y = experts(rms_norm(u, ffn_norm)) + shared network;  H likewise
 
-and the output is that of rms_norm(u, output_norm) with u a weighted sum of the streams.  ``engine/cpu/hyper.py`` has the
-weights of streams, ``engine/models/compressed.py`` attention.
+The logits are computed from rms_norm(u, output_norm), where u is a weighted sum of the streams.  ``engine/cpu/hyper.py``
+describes the weights of streams, and ``engine/models/compressed.py`` describes attention.
 
-Layers have a ratio.  0: attention sees the latest ``window`` tokens only.  4: also the best of the rows that compress four
-tokens each, which an indexer chooses.  Others, 128 in all published models: also all rows of as many tokens.  Layers with a
-ratio have their own frequencies, extended by YaRN with a magnitude of 1.
+Each layer has a ratio.  With ratio 0, a token sees only the latest ``window`` tokens.  With ratio 4, it also sees the best
+compressed rows of four tokens each, which an indexer selects.  With any other ratio, which is 128 in all published models, it
+also sees all compressed rows of that many tokens each.  Layers with compressed rows have separate rotation frequencies,
+extended by YaRN with a magnitude of 1.
 
-Probabilities of experts are sqrt(softplus(logit)); their selection has a bias, except in the first layers, where a table
-gives the experts of each token.
+The probability of an expert is sqrt(softplus(logit)).  A bias is added for the selection, except in the first layers, where a
+table gives the experts of each token.
 """
 
 from dataclasses import dataclass, replace
@@ -41,13 +43,13 @@ from engine.ops.experts import Experts
 from engine.ops.operations import Ops
 
 CHOSEN = 4
-"""The ratio of layers that have an indexer."""
+"""The ratio of layers with an indexer."""
 
 
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
     if m.n_mtp and not any(name.startswith(f"blk.{m.n_layer}.nextn.") for name in m.gguf.tensors):
-        # The key counts a layer that is in another file.
+        # The number in the metadata includes a layer that is in another file.
         m.n_layer, m.n_mtp, m.mtp_problem = m.n_blocks, 0, ""
     elif m.n_mtp:
         m.mtp_problem = (
@@ -76,7 +78,8 @@ def read(m: Metadata) -> ModelConfig:
 
 
 def drafting_layer(m: Metadata) -> LayerConfig:
-    """The layer that drafts for the model of a file, which is in another file: it sees the window, and has a router."""
+    """The configuration of the layer in another file that drafts for this model.  It has a window, no compressed rows, and a
+    router."""
     return _layer(m, 0, _limits(m)[-1], False)
 
 
@@ -100,7 +103,7 @@ def _layer(m: Metadata, ratio: int, activation: Activation, tabled: bool) -> Lay
 
 
 def _ropes(m: Metadata, d: int) -> tuple[RopeConfig, RopeConfig]:
-    """The rotations of layers without and with compressed rows."""
+    """The rotations of layers without compressed rows and of layers with compressed rows."""
     rope = m.rope(d, neox=False)
     base = m.number("attention.compress_rope_freq_base", None, 1.0, 1e12)
     return RopeConfig(rope.n_rot, rope.base, neox=False), replace(rope, base=base, magnitude=1.0)
@@ -144,8 +147,10 @@ def _limits(m: Metadata) -> list[Activation]:
 
 
 def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
-    """The configuration of a deepseek4 model that rounds what it stores as ds4 does.  Raises ModelError if that is not
-    defined for the model or for the types of its cache."""
+    """A copy of the configuration of a deepseek4 model that rounds stored rows as ds4 does.
+
+    Raises ModelError if this rounding is not defined for the model or for the element types of its cache.
+    """
     option = "ds4's rounding (ds4_rounding=True)"
     if config.architecture != "deepseek4":
         raise ModelError(
@@ -172,7 +177,7 @@ def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
 
 @dataclass
 class DeepSeek4Layer:
-    """Weights of one layer."""
+    """The weights of one layer."""
 
     mixer_streams: HyperConnection
     mixer_norm: Array
@@ -183,7 +188,7 @@ class DeepSeek4Layer:
     norm_eps: float
 
     def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
-        """Streams in, streams out, float32 [rows, 4 n_embd]."""
+        """Compute the layer: the streams after it from the streams x before it, float32 [rows, 4 n_embd]."""
         weights = self.mixer_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
         y = self.mixer.output.apply(ops, self.mixer.mix(ops, n, memory, batch))
@@ -200,7 +205,7 @@ class DeepSeek4Layer:
 
 
 def load_layer(loader: Loader, blk: str, config: LayerConfig) -> DeepSeek4Layer:
-    """The weights of a layer whose tensors' names begin with ``blk``."""
+    """Load the weights of a layer.  blk: the prefix of the names of its tensors."""
     c, mixer, network = loader.config, config.mixer, config.network
     assert isinstance(mixer, CompressedConfig) and isinstance(network, ExpertsConfig)
     chooser = blk + ("ffn_gate_tid2eid.weight" if network.tabled else "exp_probs_b.bias")
@@ -218,13 +223,13 @@ def load_layer(loader: Loader, blk: str, config: LayerConfig) -> DeepSeek4Layer:
 
 
 class DeepSeek4(Model):
-    """deepseek4, text only."""
+    """A model with the architecture deepseek4, for text only."""
 
     layers: list[DeepSeek4Layer]
 
     def load_layer(self, il: int) -> DeepSeek4Layer:
-        """The weights of layer ``il``."""
-        # The bias for tokens of images.
+        """Load the weights of layer ``il``."""
+        # This is a bias for the tokens of images.
         self.ignore(f"blk.{il}.exp_probs_b_vl.bias")
         return load_layer(self, f"blk.{il}.", self.config.layers[il])
 
@@ -237,11 +242,11 @@ class DeepSeek4(Model):
         return self.ops.repeat(x, STREAMS)
 
     def leave(self, x: Array) -> Array:
-        """The sum of the streams x [rows, 4 n_embd] before the output: float32 [rows, n_embd]."""
+        """The weighted sum of the streams x [rows, 4 n_embd] before the output: float32 [rows, n_embd]."""
         return self.ops.collapse(x, self.output_streams.weights(self.ops, x))
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """One layer: streams in, streams out, float32 [rows, 4 n_embd]."""
+        """Compute layer ``il``: the streams after it from the streams x before it, float32 [rows, 4 n_embd]."""
         return self.layers[il].run(self.ops, x, self.memory(il), batch)
 
 

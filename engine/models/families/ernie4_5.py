@@ -6,7 +6,7 @@ Layer (llama.cpp, ``src/models/ernie4-5.cpp``, ``ernie4-5-moe.cpp``)::
     x = x + attention(q, k, v) Wo
     x = x + network(rms_norm(x, ffn_norm))              SwiGLU, or experts and a shared network
 
-Experts are chosen by softmax(logits) + exp_probs_b, and weighted by softmax(logits), normalized over the chosen ones.
+Experts are chosen by softmax(logits) + exp_probs_b.  They are weighted by softmax(logits), normalized over the chosen ones.
 """
 
 from engine.models.architecture import Architecture

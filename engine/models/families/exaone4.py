@@ -1,4 +1,5 @@
-"""EXAONE 4: norms after attention and network instead of before them; the 32B has windows, and rotates only inside of them.
+"""EXAONE 4: norms after attention and network instead of before them.  The 32B model has layers with a window, and only these
+layers rotate queries and keys.
 
 Layer (llama.cpp, ``src/models/exaone4.cpp``)::
 

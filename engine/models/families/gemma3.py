@@ -1,4 +1,4 @@
-"""Gemma 3, text only: sliding and global layers, four norms a layer, GeGLU, scaled embedding.
+"""Gemma 3, text only: sliding and global layers, four norms per layer, GeGLU, scaled embedding.
 
 Layer (llama.cpp, ``src/models/gemma3.cpp``)::
 

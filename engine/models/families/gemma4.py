@@ -3,7 +3,7 @@ in addition to the dense network, or with per-layer embeddings.
 
 Layer (llama.cpp, ``src/models/gemma4.cpp``)::
 
-    a = rms_norm(x, attn_norm);  q, k, v = a Wq, a Wk, a Wv         v = a Wk where there is no Wv
+    a = rms_norm(x, attn_norm);  q, k, v = a Wq, a Wk, a Wv         v = a Wk if there is no Wv
     q, k = rope(rms_norm(q)), rope(rms_norm(k)) per head;  v = rms_norm(v) per head, without weights
     y = x + rms_norm(attention(q, k, v) Wo, post_attention_norm)    queries are not scaled
     f = geglu(b Wgate, b Wup) Wdown,  b = rms_norm(y, ffn_norm)
@@ -13,9 +13,9 @@ Layer (llama.cpp, ``src/models/gemma4.cpp``)::
     per layer:  h = h + rms_norm((gelu(h Winp_gate) * e) Wproj, post_norm)
     x = h * layer_output_scale
 
-The last layers may have no keys and values of their own: they attend to those of the last layer of their kind that has.
-The per-layer inputs e of all layers come from one table and one projection of the embedding (``engine/cpu/per_layer.py``).
-One row of the table is read per token, so the table stays in host memory.
+The last layers may have no keys and values.  They attend to those of the last layer of the same kind that has them.  The
+per-layer inputs e of all layers are computed from one table and one projection of the embedding
+(``engine/cpu/per_layer.py``).  The table stays in host memory, because a token reads only one row.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from engine.ops.heads import Heads
 
 @dataclass
 class AddedExperts:
-    """The experts that run in addition to the dense network, and the norms around both."""
+    """The experts, which run in addition to the dense network, and the norms around both."""
 
     post_ffw_norm_1: Array
     pre_ffw_norm_2: Array
@@ -50,7 +50,7 @@ class AddedExperts:
 
 @dataclass
 class PerLayer:
-    """The weights that apply a layer's own embedding of the token."""
+    """The weights that apply the per-layer embedding of a token."""
 
     inp_gate: Linear
     proj: Linear
@@ -59,7 +59,11 @@ class PerLayer:
 
 @dataclass
 class Gemma4Layer:
-    """Weights of one layer; ``attn_k`` is None if it has no keys of its own, ``attn_v`` if its keys are also its values."""
+    """The weights of one layer.
+
+    attn_k: None if the layer has no keys and values.
+    attn_v: None if the layer has no keys and values, or if its keys are also its values.
+    """
 
     attn_norm: Array
     attn_q: Linear
@@ -82,7 +86,7 @@ class Gemma4Loader(Loader):
     """Loads the layers of gemma4 models and of their assistants."""
 
     def load_layer(self, il: int) -> Gemma4Layer:
-        """The weights of layer ``il``."""
+        """Load the weights of layer ``il``."""
         c, blk = self.config, f"blk.{il}."
         mixer, network = c.layers[il].mixer, c.layers[il].network
         assert isinstance(mixer, AttentionConfig) and mixer.rope is not None
@@ -124,8 +128,11 @@ class Gemma4Loader(Loader):
         return layer
 
     def _inputs(self, blk: str, rows: int, kv_rows: int, own: bool) -> tuple[Linear, Linear | None, Linear | None]:
-        """Queries, and keys and values of a layer that has its ``own``; some files have all three in one tensor.  Where there
-        are no values, keys take their place."""
+        """Load the linear layers of queries, keys and values.  Some files have all three in one tensor.
+
+        own: whether the layer has its own keys and values.  If it has no linear layer of values, None is returned for it, and
+            the keys are also the values.
+        """
         n_embd = self.config.n_embd
         if self.has(blk + "attn_qkv.weight"):
             fused = self.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (rows, kv_rows, kv_rows), n_embd)
@@ -159,10 +166,13 @@ class Gemma4Loader(Loader):
         )
 
     def finish(self, layer: Gemma4Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
-        """The rest of a layer after attention.
+        """Compute the rest of a layer after attention.
 
-        x: the residual stream, float32 [rows, n_embd]; o: the result of attention; per_layer: the layer's embeddings of the
-        tokens, float32 [rows, n_per_layer], or None.  Returns the new residual stream.
+        x: the residual stream, float32 [rows, n_embd].
+        o: the result of attention, float32 [rows, n_head * d_v].
+        per_layer: the per-layer embeddings of the tokens, float32 [rows, n_per_layer], or None.
+
+        Returns the residual stream after the layer, float32 [rows, n_embd].
         """
         ops, eps = self.ops, self.config.norm_eps
         o = layer.attn_output.apply(ops, o)
@@ -186,7 +196,7 @@ class Gemma4Loader(Loader):
 
 
 class Gemma4(Gemma4Loader, Model):
-    """gemma4, text only."""
+    """A model with the architecture gemma4, for text only."""
 
     layers: list[Gemma4Layer]
 
@@ -201,7 +211,7 @@ class Gemma4(Gemma4Loader, Model):
             self.per_layer_proj_norm = self.vector("per_layer_proj_norm.weight", c.n_per_layer)
 
     def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
-        """The pass, with the per-layer embeddings of its tokens if the model has them."""
+        """The batch, extended by the per-layer embeddings of its tokens if the model has them."""
         c, ops = self.config, self.ops
         if not c.n_per_layer:
             return batch
@@ -211,7 +221,7 @@ class Gemma4(Gemma4Loader, Model):
         return replace(batch, per_layer=ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps))
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """One layer."""
+        """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
         ops, c, layer = self.ops, self.config, self.layers[il]
         memory, table = self.memory(il), layer.table
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)

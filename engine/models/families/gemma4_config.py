@@ -18,7 +18,7 @@ NORMS = Norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
 
 def read(m: Metadata) -> ModelConfig:
-    """The configuration of a file: of a model, or of an assistant, whose layers have no keys of their own."""
+    """The configuration of a file of a model or of an assistant.  The layers of an assistant have no keys."""
     assistant = m.architecture == ASSISTANT
     slides = m.flags("attention.sliding_window_pattern")
     window = m.integer("attention.sliding_window", most=MAX_CONTEXT)
@@ -67,7 +67,7 @@ def read(m: Metadata) -> ModelConfig:
 
 
 def _width(m: Metadata, kind: str, default: int) -> int:
-    """The length of keys, which must equal that of values."""
+    """The number of elements of a head's keys, which must be equal to that of its values."""
     key, value = f"attention.key_length{kind}", f"attention.value_length{kind}"
     d = m.integer(key, default or None, 2, MAX_HEAD)
     if m.integer(value, d, 1, MAX_HEAD) != d:
@@ -76,8 +76,11 @@ def _width(m: Metadata, kind: str, default: int) -> int:
 
 
 def _sources(m: Metadata, slides: list[bool]) -> list[int | None]:
-    """For each layer, the layer whose keys and values it reads, None: its own.  The last layers may read those of the last
-    layer of their kind that has any; those of an assistant are in another model."""
+    """For each layer, the index of the layer whose keys and values it reads; None: it has its own.
+
+    The last layers may read those of the last layer of the same kind that has its own.  The layers of an assistant read those
+    of another model, so None is returned for them.
+    """
     n = m.n_layer
     if m.architecture == ASSISTANT:
         return [None] * n

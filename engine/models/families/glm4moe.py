@@ -7,8 +7,9 @@ Layer (llama.cpp, ``src/models/glm4-moe.cpp``)::
     x = x + attention(q, k, v) Wo
     x = x + network(b),  b = rms_norm(x, post_attention_norm)
 
-The first layers have a SwiGLU network.  In the others, experts are chosen by p + exp_probs_b, p = sigmoid(b Wrouter), and
-weighted by p, normalized over the chosen ones, times expert_weights_scale; the shared network is added to them.
+The first layers have a SwiGLU network.  In the others, experts are chosen by p + exp_probs_b, where p = sigmoid(b Wrouter).
+They are weighted by p, normalized over the chosen ones, times expert_weights_scale.  The output of the shared network is
+added.
 """
 
 from engine.models.architecture import Architecture
@@ -23,7 +24,7 @@ def read(m: Metadata) -> ModelConfig:
     rope, dense = m.rope(), m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
     if m.has("rope.dimension_sections"):
         m.check_sections()
-    # The file of a layer that drafts has no layer 0.
+    # A separate file of a layer that drafts has no layer 0.
     norm = "heads" if any(f"blk.{il}.attn_q_norm.weight" in m.gguf.tensors for il in (0, m.n_layer)) else ""
     experts = m.experts("sigmoid", normalized=False, shared_gated=False)
     experts = m.with_shared(experts)

@@ -3,14 +3,16 @@
 Layer (llama.cpp, ``src/models/openai-moe.cpp``)::
 
     a = rms_norm(x, attn_norm);  q, k, v = rope(a Wq + bq), rope(a Wk + bk), a Wv + bv
-    x = x + attention(q, k, v) Wo + bo                  each head's softmax has one more term, exp(sink); even layers slide
+    x = x + attention(q, k, v) Wo + bo                  the softmax of each head has an additional term, exp(sink); layers
+                                                        0, 2, 4, ... have a sliding window
     logits = b Wrouter + brouter,  b = rms_norm(x, post_attention_norm)
     x = x + the sum over the chosen experts e of softmax(their logits) * (h Wdown_e + bdown_e)
     h = g sigmoid(1.702 g) (u + 1),  g = min(b Wgate_e + bgate_e, 7),  u = clamp(b Wup_e + bup_e, -7, 7)
 
-Its rotation is scaled by YaRN, whose ramp runs over the pairs between two corners.  llama.cpp rounds the corners to whole
-pairs.  No key of a file says whether they are to be rounded; the published configuration does (``truncate`` is false, and
-``transformers`` follows it), so they are never rounded here: 8.1 and 17.4 for gpt-oss 20b, where llama.cpp takes 8 and 18.
+The rotation is scaled by YaRN, which interpolates between two bounds.  llama.cpp rounds these bounds to whole pairs.  The
+metadata of a file does not say whether they must be rounded, but the published configuration does: ``truncate`` is false, and
+``transformers`` follows it.  They are therefore not rounded here.  For gpt-oss 20b they are 8.1 and 17.4, while llama.cpp
+uses 8 and 18.
 """
 
 from dataclasses import replace

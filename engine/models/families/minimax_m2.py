@@ -7,7 +7,8 @@ Layer (llama.cpp, ``src/models/minimax-m2.cpp``)::
     x = x + attention(q, k, v) Wo
     x = x + experts(rms_norm(x, ffn_norm))
 
-Experts are chosen by p + exp_probs_b, p = sigmoid of the router's logits, and weighted by p, normalized over the chosen ones.
+Experts are chosen by p + exp_probs_b, where p is the sigmoid of the router's logits.  They are weighted by p, normalized over
+the chosen ones.
 """
 
 from engine.models.architecture import Architecture

@@ -1,4 +1,4 @@
-"""Mistral 3: Ministral 3, Devstral 2, Mistral Small 3: Llama with YaRN and a temperature of queries that grows with position.
+"""Ministral 3, Devstral 2 and Mistral Small 3: Llama with YaRN, and with a factor of queries that grows with the position.
 
 Layer (llama.cpp, ``src/models/mistral3.cpp``)::
 

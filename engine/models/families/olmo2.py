@@ -7,7 +7,7 @@ Layer (llama.cpp, ``src/models/olmo2.cpp``)::
     x = x + rms_norm(attention(q, k, v) Wo, post_attention_norm)
     x = x + rms_norm(swiglu(x Wgate, x Wup) Wdown, post_ffw_norm)
 
-In OLMo 3, three of four layers see only a window, and only the others extend the context by scaling their rotation.
+In OLMo 3, three of four layers have a sliding window.  Only the other layers scale their rotation to extend the context.
 """
 
 from engine.models.architecture import Architecture

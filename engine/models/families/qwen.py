@@ -9,7 +9,7 @@ Layer (llama.cpp, ``src/models/qwen2.cpp``, ``qwen3.cpp``, ``qwen3moe.cpp``)::
     x = x + attention(q, k, v) Wo
     x = x + swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(x, ffn_norm); in mixtures, experts(b)
 
-Models with vision rotate by several positions, which are equal for text.
+Models with vision rotate by several positions per token, which are equal for text.
 """
 
 from engine.models.architecture import Architecture

@@ -11,7 +11,7 @@ Layer (llama.cpp, ``src/models/qwen35.cpp``, ``qwen35moe.cpp``)::
                 y = x + (attention(q, k, v) * sigmoid(g)) Wo
     x = y + swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(y, post_attention_norm); in qwen35moe, experts(b)
 
-A layer of attention after the trunk drafts tokens (``engine/models/mtp.py``).
+A layer with attention after the trunk drafts tokens (``engine/models/mtp.py``).
 """
 
 from engine.models.architecture import Architecture
@@ -31,7 +31,10 @@ def read(m: Metadata) -> ModelConfig:
 
 
 def read_hybrid(m: Metadata, rope: RopeConfig, grouped: bool) -> ModelConfig:
-    """The configuration of a hybrid.  grouped: the order of heads (``DeltaNetConfig``)."""
+    """The configuration of a hybrid.
+
+    grouped: whether value head h uses key head h // (n_v / n_k); otherwise it uses key head h % n_k.
+    """
     net, recurrent = m.delta_net(grouped), m.recurrent()
 
     def layer(il: int) -> LayerConfig:
@@ -48,7 +51,7 @@ def read_hybrid(m: Metadata, rope: RopeConfig, grouped: bool) -> ModelConfig:
 
 
 def read_experts(m: Metadata) -> ExpertsConfig:
-    """The mixture of all layers; the shared network is as wide as an expert unless the file says otherwise."""
+    """The mixture of all layers.  By default, the shared network has the width ``feed_forward_length``."""
     whole = m.integer("feed_forward_length", 0, 0) if not m.listed("feed_forward_length") else 0
     shared = m.integer("expert_shared_feed_forward_length", whole or None)
     return m.experts(n_ff_shared=shared)

@@ -1,7 +1,7 @@
-"""Qwen 3 Next: the layers of Qwen 3.5's mixtures, whose delta nets have their heads in another order.
+"""Qwen 3 Next: the layers of Qwen 3.5's mixtures, with another order of heads in delta nets.
 
-Layer: ``engine/models/families/qwen35.py``.  The value heads of one key head are adjacent; alpha and beta are one tensor,
-``ssm_ba`` (llama.cpp, ``src/models/qwen3next.cpp``).
+``engine/models/families/qwen35.py`` describes the layer.  Here the value heads of each key head are adjacent, and alpha and
+beta are in one tensor, ``ssm_ba`` (llama.cpp, ``src/models/qwen3next.cpp``).
 """
 
 from engine.models.architecture import Architecture
