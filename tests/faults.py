@@ -50,7 +50,7 @@ FAULTS = (
         "engine/gguf/header.py",
         "if entry.offset < expected:",
         "if entry.offset < 0:",
-        "a damaged or hostile file gives two tensors the same bytes, and the model answers nonsense",
+        "in a damaged or hostile file, two tensors share bytes, and the model generates nonsense",
         ("tests/gguf/test_gguf.py::test_bad_offsets",),
     ),
     Fault(
@@ -59,7 +59,7 @@ FAULTS = (
         "engine/gguf/header.py",
         "if end > available:",
         "if end > available + 32:",
-        "the last weights of a file that was cut short are not there",
+        "the last weights of a truncated file are missing",
         ("tests/gguf/test_gguf.py::test_every_truncation_is_refused",),
     ),
     Fault(
@@ -68,7 +68,7 @@ FAULTS = (
         "engine/gguf/file.py",
         '_half("dmin", 82)',
         '_half("dmin", 80)',
-        "a scale that is infinite passes the check of tensors and turns every logit into NaN",
+        "an infinite scale passes the check of tensors, and all logits are NaN",
         ("tests/gguf/test_gguf_scales.py",),
     ),
     # --- formats -------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ FAULTS = (
         "engine/cpu/products/unpack.py",
         "[x & 63, z & 15 | x.bits(2, 48)]",
         "[x & 63, z & 15 | x.bits(1, 48)]",
-        "half of the sub-blocks of Q4_K and Q5_K have wrong scales: text still looks like text",
+        "half of the sub-blocks of Q4_K and Q5_K have wrong scales, but the text still looks correct",
         ("tests/gguf/test_quants.py::test_dequantization_is_that_of_gguf_byte_for_byte",),
     ),
     Fault(
@@ -87,7 +87,7 @@ FAULTS = (
         "engine/cuda/products/unpack.py",
         "u32((h3 & low) | ((h1 >> u32(2)) & high))",
         "u32((h3 & low) | ((h2 >> u32(2)) & high))",
-        "the same on the other device, where bits of a minimum get into a scale",
+        "on a GPU, bits of a minimum become part of a scale, but the text still looks correct",
         ("tests/cuda/simulated/test_operations.py::test_matmul",),
     ),
     Fault(
@@ -96,7 +96,7 @@ FAULTS = (
         "engine/cpu/products/unpack.py",
         "(e - 1) << 23",
         "e << 23",
-        "the table of the format holds doubled values: all weights of a tensor are twice too large",
+        "the table of the format contains doubled values, so all weights of a tensor are twice too large",
         ("tests/gguf/test_quants.py::test_dequantization_is_that_of_gguf_byte_for_byte",),
     ),
     Fault(
@@ -105,7 +105,7 @@ FAULTS = (
         "engine/cpu/products/repack.py",
         "code.store(code.load(place, 0, lane, 1), to, r * lane.width // 8)",
         "code.store(code.load(place, 0, lane, 1), to, (r ^ 1) * lane.width // 8)",
-        "every second row of a matrix is computed in place of its neighbour: the model answers nonsense",
+        "every second row of a matrix is exchanged with its neighbour, and the model generates nonsense",
         ("tests/gguf/test_quants.py::test_dequantization_is_that_of_gguf_byte_for_byte",),
     ),
     Fault(
@@ -114,7 +114,7 @@ FAULTS = (
         "engine/cpu/products/repack.py",
         "if r < count else 0",
         "if r < count - 1 else 0",
-        "the last row of a matrix whose rows do not fill a record is zero: one token can never be chosen",
+        "if the rows of a matrix do not fill a record, the last row is zero, so one token can never be sampled",
         ("tests/cpu/test_repack.py",),
     ),
     Fault(
@@ -123,7 +123,7 @@ FAULTS = (
         "engine/cuda/products/repack.py",
         '"Q8_0": lambda b: _join(_lane_plane(b.quants, b.quants + 16), _row_plane(b.factors, 2))',
         '"Q8_0": lambda b: _join(_lane_plane(b.quants + 16, b.quants), _row_plane(b.factors, 2))',
-        "weights lie elsewhere than the kernel reads them",
+        "weights are stored at other addresses than those that the kernel reads",
         ("tests/cuda/simulated/test_operations.py::test_matmul",),
     ),
     # --- text ----------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ FAULTS = (
         "engine/text/tokenizer.py",
         "marks = None if token in self.anywhere else trusted",
         "marks = None",
-        "who writes <|im_end|> ends their turn and speaks as the system",
+        "a user who writes <|im_end|> ends their turn and can write system messages",
         ("tests/text/test_tokenizer.py::test_control_tokens_only_where_asked_for",),
     ),
     Fault(
@@ -142,7 +142,7 @@ FAULTS = (
         "engine/text/template/marked.py",
         "marks_of(other) + self.marks",
         "self.marks + marks_of(other)",
-        "marks move from the template's text to what people wrote",
+        "marks move from the text of the template to the text of the user",
         ("tests/text/template/test_marked.py",),
     ),
     # --- scalar functions ----------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ FAULTS = (
         "engine/numerics.py",
         "p = fma(p, r * r, r) + _ONE",
         "p = p * (r * r) + r + _ONE",
-        "two roundings in place of one; a compiler for GPUs would make one of them again, one for CPUs would not",
+        "there are two roundings instead of one; a compiler for GPUs may fuse them, and a compiler for CPUs may not",
         ("tests/cuda/test_ptx.py::test_kernel -k activate-0-sm_90",),
     ),
     Fault(
@@ -161,7 +161,7 @@ FAULTS = (
         "engine/numerics.py",
         "(u64(position) + u64(1))",
         "u64(position)",
-        "noise of another position than the contract says: a seed gives another text",
+        "the noise is that of another position, so a seed gives a different text",
         ("tests/test_numerics.py::test_uniform_equals_integer_arithmetic",),
     ),
     # --- products ------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ FAULTS = (
         "    begin = code.builder.sdiv(code.builder.sub(units, ir.Constant(I64, 1)), length)\n"
         "    with code.loop(units, 0, length) as place:\n"
         "        first = code.builder.sub(code.builder.mul(begin, length), place)\n",
-        "the same numbers are added in another order than on a GPU",
+        "the same numbers are added in a different order than on a GPU",
         ("tests/cpu/test_matmul.py::test_the_dot_product_rounds_exactly_where_the_contract_says",),
     ),
     Fault(
@@ -182,7 +182,7 @@ FAULTS = (
         "engine/cpu/products/law.py",
         "values.append(dm.fma(terms.to_float(), d * x.to_float()))",
         "values.append(dm * terms.to_float() + d * x.to_float())",
-        "one rounding more than the contract has, in formats with a minimum only",
+        "there is an additional rounding, only in formats with a minimum",
         ("tests/cpu/test_matmul.py::test_the_dot_product_rounds_exactly_where_the_contract_says",),
     ),
     Fault(
@@ -191,7 +191,7 @@ FAULTS = (
         "engine/cpu/products/law.py",
         "return (2**15 - 1) // (2 * self.fmt.largest * ACTIVATION_MAX)",
         "return (2**15 - 1) // (2 * self.fmt.largest * ACTIVATION_MAX) + 1",
-        "on a CPU without VNNI, sums of large weights and large activations of one sign wrap around",
+        "on a CPU without VNNI, sums of large weights and large activations with the same sign overflow",
         (
             "tests/cpu/test_matmul.py::test_no_sum_overflows",
             "tests/cpu/test_matmul.py::test_the_worst_case_does_not_overflow",
@@ -203,7 +203,7 @@ FAULTS = (
         "engine/cuda/products/matmul.py",
         "total = total + parts[c * (16 * n_columns) + i]",
         "total = total + parts[(CHAINS - 1 - c) * (16 * n_columns) + i]",
-        "the same numbers are added in another order than on a CPU",
+        "the same numbers are added in a different order than on a CPU",
         ("tests/cuda/simulated/test_operations.py::test_matmul",),
     ),
     Fault(
@@ -212,7 +212,7 @@ FAULTS = (
         "engine/cuda/products/matmul.py",
         "        cuda.syncthreads()\n        i = thread\n",
         "        i = thread\n",
-        "now and then a warp adds what another has not written yet",
+        "a warp occasionally adds sums that another warp has not written yet",
         ("tests/cuda/simulated/test_operations.py::test_matmul",),
     ),
     Fault(
@@ -221,7 +221,7 @@ FAULTS = (
         "engine/cuda/products/wide_chain.py",
         "if (u + 1) % length == 0 or u + 1 == units:",
         "if (u + 1) % (length + 1) == 0 or u + 1 == units:",
-        "prompts on tensor cores differ from the same tokens read one by one",
+        "results of prompts on tensor cores differ from those of the same tokens read one by one",
         ("tests/cuda/simulated/test_wide_matmul.py::test_formats",),
     ),
     # --- norms and rotations ---------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ FAULTS = (
         "engine/cpu/fold.py",
         "lanes[j] = lanes[j] + lanes[j + half]",
         "lanes[j] = lanes[2 * j] + lanes[2 * j + 1]",
-        "the same numbers joined by another tree, in norms, attention and products of floats",
+        "the same numbers are added by another tree, in norms, attention and products of floats",
         ("tests/cpu/test_operations.py::test_a_sum_of_squares_has_the_documented_order",),
     ),
     Fault(
@@ -240,7 +240,7 @@ FAULTS = (
         "engine/cuda/fold.py",
         "x = x + lane_xor(x, I(8))",
         "x = x + lane_xor(x, I(4))",
-        "lanes are added twice and others not at all",
+        "some lanes are added twice, and others are not added",
         ("tests/cuda/simulated/test_operations.py::test_norms",),
     ),
     Fault(
@@ -249,7 +249,7 @@ FAULTS = (
         "engine/cuda/rms_norm.py",
         "y[row + i] = fma(x[row + i] * r, weight[i], residual[row + i]) * scale",
         "y[row + i] = (x[row + i] * r * weight[i] + residual[row + i]) * scale",
-        "the compiler may make an fma of it or not, as it likes",
+        "the compiler may or may not fuse the two operations",
         (
             "tests/cuda/test_ptx.py::test_kernel -k rms_norm_add-0-sm_90",
             "tests/cuda/simulated/test_operations.py::test_norms",
@@ -261,7 +261,7 @@ FAULTS = (
         "engine/cpu/rope.py",
         "out_ones[i] = fma(a, cos[i], -(b * sin[i]))",
         "out_ones[i] = a * cos[i] - b * sin[i]",
-        "one rounding more; keys in the cache differ in their last bit",
+        "there is an additional rounding, so keys in the cache differ in the last bit",
         ("tests/cuda/simulated/test_rope.py::test_heads",),
     ),
     Fault(
@@ -270,7 +270,7 @@ FAULTS = (
         "engine/numerics.py",
         "return unless_overflow(total, f32(1.0) / f32(math.sqrt(f32(total / n + eps))))",
         "return f32(1.0) / f32(math.sqrt(f32(total / n + eps)))",
-        "a row that overflows in a norm becomes 0, and the answer is empty without a word",
+        "a row that overflows in a norm becomes 0, and the answer is empty without an error message",
         (
             "tests/test_numerics.py::test_a_sum_of_squares_that_overflows_gives_no_factor",
             "tests/cpu/test_overflow.py::test_it_shows_in_its_row",
@@ -282,7 +282,7 @@ FAULTS = (
         "engine/cuda/rms_norm.py",
         "            y[row + i] = x[row + i] * r * weight[i]",
         "            y[row + i] = x[row + i] * (r if r > f32(0.0) else f32(0.0)) * weight[i]",
-        "the same on a GPU only: the devices differ where one of them should say what is wrong",
+        "on a GPU, an overflow in a norm is not reported, while the CPU reports it",
         ("tests/cuda/simulated/test_overflow.py::test_it_shows_in_its_row",),
     ),
     Fault(
@@ -291,7 +291,7 @@ FAULTS = (
         "engine/numerics.py",
         "    limit = unless_overflow(x, limit)\n    return x if x < limit else limit",
         "    return x if x < limit else limit",
-        "a gate of gpt-oss that is NaN counts as 7, and the answer is wrong without a word",
+        "a gate of gpt-oss that is NaN is replaced by 7, and the answer is wrong without an error message",
         ("tests/test_numerics.py::test_what_is_not_finite_passes_no_activation",),
     ),
     Fault(
@@ -300,7 +300,7 @@ FAULTS = (
         "engine/numerics.py",
         "return float_to_half(x) if abs(x) < HALF_END else _HALF_NAN",
         "return float_to_half(x)",
-        "a key beyond 65504 is infinite; where its score is -inf, its position is ignored",
+        "a key above 65504 becomes infinite; if its score is -inf, the position is ignored",
         ("tests/test_numerics.py::test_what_is_stored_as_float16_is_finite_or_nan",),
     ),
     Fault(
@@ -309,7 +309,7 @@ FAULTS = (
         "engine/cpu/integer_cache.py",
         "    scale = float_to_half(top) if top < HALF_END else overflowed",
         "    scale = float_to_half(min(top, f32(65504.0))) if top < f32(np.inf) else overflowed",
-        "with a cache of i8, keys beyond 8.3 million become smaller, and the answer is wrong without a word",
+        "with an i8 cache, keys above 8.3 million become smaller, and the answer is wrong without an error message",
         (
             "tests/cpu/test_integer_cache.py::test_blocks_are_those_of_the_law",
             "tests/models/test_overflow.py::test_keys_that_a_cache_cannot_represent_are_said",
@@ -321,7 +321,7 @@ FAULTS = (
         "engine/cuda/integer_cache.py",
         "            scale = float_to_half(top)\n            if not top < HALF_END:",
         "            scale = float_to_half(min(top, F(65504.0)))\n            if not top < F(np.inf):",
-        "the same on a GPU only: where the CPU says that the model overflows, a GPU gives an answer",
+        "on a GPU, an overflow in the cache is not reported, while the CPU reports it",
         ("tests/cuda/simulated/test_overflow.py::test_it_shows_in_its_row",),
     ),
     Fault(
@@ -330,7 +330,7 @@ FAULTS = (
         "engine/cuda/integer_cache.py",
         "            if not top < HALF_END:",
         "            if top > HALF_END:",
-        "a value that is NaN is stored as integers with the largest scale",
+        "a NaN value is stored as integers with the largest scale",
         ("tests/cuda/simulated/test_overflow.py::test_it_shows_in_its_row",),
     ),
     Fault(
@@ -339,7 +339,7 @@ FAULTS = (
         "engine/speculative/draft_model.py",
         "        except (NoToken, NotFinite):",
         "        except NoToken:",
-        "a damaged draft model ends the answers of a sound one",
+        "a damaged draft model ends the answers of an undamaged target",
         ("tests/models/test_overflow.py::test_a_draft_model_that_overflows_drafts_nothing",),
     ),
     # --- attention -----------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ FAULTS = (
         "engine/cpu/attention.py",
         "min(CHUNK, position - chunk * CHUNK + 1)",
         "min(CHUNK, position - chunk * CHUNK + 2)",
-        "a token sees the one after it, which in a batch is there already",
+        "a token sees the next token, which is already stored if both are in the same batch",
         (
             "tests/cpu/test_attention.py::test_against_float64",
             "tests/cpu/test_attention.py::test_hidden_lanes_never_show",
@@ -361,7 +361,7 @@ FAULTS = (
         "engine/cpu/attention.py",
         "return max(0, position - window + 1) if window > 0 else 0",
         "return max(0, position - window) if window > 0 else 0",
-        "layers with a sliding window see one position more",
+        "layers with a sliding window see an additional position",
         ("tests/cpu/test_attention.py::test_against_float64",),
     ),
     Fault(
@@ -370,7 +370,7 @@ FAULTS = (
         "engine/cpu/attention.py",
         "while end < sequences.size and sequences[end] == sequences[t]:",
         "while end < sequences.size:",
-        "rows of a pass of several sequences attend over the positions of the first one",
+        "in a pass over several sequences, all rows attend to the positions of the first sequence",
         ("tests/cpu/test_attention.py::test_rows_of_several_sequences_are_those_computed_alone",),
     ),
     Fault(
@@ -379,7 +379,7 @@ FAULTS = (
         "engine/cpu/attention.py",
         "if (chunk + 1) % group == 0 or chunk + 1 == end:",
         "if chunk + 1 == end:",
-        "the same chunks in another order: nearly the same numbers, and not the same bits",
+        "the same chunks are joined in a different order: the numbers are nearly the same, but the bits differ",
         ("tests/cpu/test_attention.py::test_chunks_are_joined_in_groups",),
     ),
     Fault(
@@ -397,7 +397,7 @@ FAULTS = (
         "engine/cuda/attention/attend.py",
         "            score(chunk_keys, scaled, scores, thread, n)\n            cuda.syncthreads()\n",
         "            score(chunk_keys, scaled, scores, thread, n)\n",
-        "a warp takes the maximum of scores that others have not written yet",
+        "a warp computes the maximum of scores that other warps have not written yet",
         ("tests/cuda/simulated/test_attention.py::test_decode",),
     ),
     Fault(
@@ -406,7 +406,7 @@ FAULTS = (
         "engine/cuda/attention/combine.py",
         "before = max(maximum, before) if lane > 0 else maximum",
         "before = before if lane > 0 else maximum",
-        "of 32 groups that are joined at a time, only the first is joined to the 32 before it with the right factors",
+        "groups are joined 32 at a time, and only the first of each 32 is joined to earlier ones with correct factors",
         ("tests/cuda/simulated/test_attention.py::test_more_groups_than_are_joined_at_once",),
     ),
     Fault(
@@ -415,7 +415,7 @@ FAULTS = (
         "engine/cuda/attention/join.py",
         "I(first_chunk & last), I(cuda.blockIdx.z * LANES)",
         "I(0), I(cuda.blockIdx.z * LANES)",
-        "with a window, chunks are joined in other groups on the GPU: the last bits of attention differ between devices",
+        "with a window, chunks are joined in other groups on the GPU, so the last bits of attention differ",
         ("tests/cuda/simulated/test_attention.py::test_chunks_joined_and_quantized",),
     ),
     Fault(
@@ -424,7 +424,7 @@ FAULTS = (
         "engine/cuda/attention/join.py",
         "before = I(before + cuda.gridDim.z * LANES)",
         "before = I(before + cuda.gridDim.z * LANES * LANES)",
-        "where a row sees more chunks than the blocks join at once, the others are left out: only long contexts show it",
+        "if a row sees more chunks than the blocks join at once, the others are ignored, only in long contexts",
         ("tests/cuda/simulated/test_attention.py::test_chunks_joined_and_quantized",),
     ),
     Fault(
@@ -433,7 +433,7 @@ FAULTS = (
         "engine/cpu/integer_products.py",
         "one, other = one.arithmetic_shift(4), other.arithmetic_shift(4)",
         "one, other = one >> 4, other >> 4",
-        "sums of products of i12 that are negative become large: attention to the wrong positions",
+        "negative sums of products of i12 become large, so attention reads the wrong positions",
         ("tests/cpu/test_integer_cache.py::test_sums_of_products_are_exact",),
     ),
     Fault(
@@ -442,7 +442,7 @@ FAULTS = (
         "engine/cpu/integer_attention.py",
         "w[j] = p[j] * d[j] if p[j] > f32(0.0) else f32(0.0)",
         "w[j] = p[j] * d[j]",
-        "what an older answer left behind in a ring becomes NaN or decides how weights are rounded",
+        "entries of an earlier answer in a ring cause NaN or affect the rounding of weights",
         ("tests/cpu/test_integer_cache.py::test_weights_are_those_of_the_law",),
     ),
     Fault(
@@ -451,7 +451,7 @@ FAULTS = (
         "engine/cuda/attention/integer_steps.py",
         "I(chunk - (first_visible(other_position, window) >> 6))",
         "I(chunk - (first_visible(position, window) >> 6))",
-        "with a window and drafts, results of chunks lie where others belong: rows on two sides of a border are wrong",
+        "with a window and drafts, results of chunks are stored in wrong places if rows are on both sides of a border",
         ("tests/cuda/simulated/test_integer_attention.py::test_windows_and_sinks_of_steps",),
     ),
     Fault(
@@ -460,7 +460,7 @@ FAULTS = (
         "engine/cuda/attention/integer_tiled.py",
         "chunk = I(chunk + 1)\n            if I(U(chunk) % U(joined)) == 0",
         "chunk = I(chunk + 1)\n            if I(U(chunk + 1) % U(joined)) == 0",
-        "prompts join chunks in other groups than answers: the last bits depend on how a text is divided into passes",
+        "prefill and decode join different groups, so the last bits depend on how a text is divided into passes",
         ("tests/cuda/simulated/test_integer_attention.py::test_groups_of_chunks",),
     ),
     Fault(
@@ -469,7 +469,7 @@ FAULTS = (
         "engine/cuda/attention/latent.py",
         "if lane >= last:\n                s = F(-np.inf)",
         "if lane > last:\n                s = F(-np.inf)",
-        "the first half of a chunk shows each token the latent after its own, of another row or an older answer",
+        "in the first half of a chunk, a token sees the next latent, from another row or an earlier answer",
         ("tests/cuda/simulated/test_latent.py::test_chunks",),
     ),
     Fault(
@@ -478,7 +478,7 @@ FAULTS = (
         "engine/cpu/latent_attention.py",
         "end = positions[t] + 1",
         "end = positions[t]",
-        "a token does not see itself where keys and values are latents",
+        "with latent attention, a token does not see itself",
         ("tests/cpu/test_latent_attention.py::test_law",),
     ),
     # --- caches --------------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ FAULTS = (
         "engine/cache/sequence.py",
         "rest[at : at + size], key=key, digest_size=32)",
         "rest[at : at + size], digest_size=32)",
-        "a conversation goes on from the state of a text that has only its last 64 tokens in common with it",
+        "a conversation continues from the state of another text that only has the last 64 tokens in common",
         ("tests/models/test_recurrent.py::test_snapshots_keep_to_their_budget",),
     ),
     Fault(
@@ -497,7 +497,7 @@ FAULTS = (
         "engine/cache/pages.py",
         "return max(0, length - (self.window - 1 + self.spare)) // self.span",
         "return max(0, length - (self.window - 1)) // self.span",
-        "tokens of rejected drafts cannot be taken back where a window has just left a page: the answer ends with an error",
+        "drafts cannot be rolled back if a window has just passed a page, and the answer ends with an error",
         ("tests/cache/test_cache.py::test_windows_can_always_be_rolled_back",),
     ),
     Fault(
@@ -506,7 +506,7 @@ FAULTS = (
         "engine/cache/pages.py",
         "return max(0, length - (self.window - 1 + self.spare)) // self.span",
         "return -(-max(0, length - (self.window - 1)) // self.span)",
-        "new tokens are stored in the place of the oldest ones that a window still sees",
+        "new tokens overwrite the oldest tokens that a window still sees",
         ("tests/models/test_gemma4.py::test_chunks_threads_and_what_is_taken_back_do_not_show",),
     ),
     Fault(
@@ -515,7 +515,7 @@ FAULTS = (
         "engine/cache/sequence.py",
         "return length % paging.span == 0 or not self._cache.pools[paging].shared(held[length // paging.span])",
         "return True",
-        "an answer writes into a page that another one reads: the other goes on from tokens that are not its own",
+        "an answer writes to a page that another answer reads, which then continues from wrong tokens",
         ("tests/models/test_mixed_passes.py::test_shared_pages_are_not_written_to",),
     ),
     Fault(
@@ -524,7 +524,7 @@ FAULTS = (
         "engine/cache/sequence.py",
         "            self.truncate(0)\n            self.salt",
         "            self.salt",
-        "who sends the beginning of a prompt can tell from the time of the answer whether another user has sent it",
+        "the response time of a prefix shows whether another user has sent the same prefix before",
         ("tests/decode/test_salts.py::test_a_slot_keeps_less_than_a_page_for_its_salt",),
     ),
     Fault(
@@ -533,7 +533,7 @@ FAULTS = (
         "engine/models/base.py",
         "slots += [sequence.slot] * count",
         "slots += [0] * count",
-        "users whose answers are computed together get each other's texts, depending on who asked first",
+        "users whose answers are computed together get each other's texts, depending on the order of requests",
         ("tests/models/test_mixed_passes.py -k windows",),
     ),
     Fault(
@@ -542,7 +542,7 @@ FAULTS = (
         "engine/cache/pages.py",
         "return min(chunks, -(-(self.window - 1 + self.spare + rows) // self.span) + 1)",
         "return min(chunks, -(-(self.window - 1 + self.spare + rows) // self.span))",
-        "a prompt that is read from the middle of a page on finds no page for its last rows",
+        "a prompt that is read from the middle of a page has no page for its last rows",
         ("tests/cache/test_cache.py::test_sliding_layers_hold_only_their_window",),
     ),
     Fault(
@@ -551,7 +551,7 @@ FAULTS = (
         "engine/cpu/backend.py",
         "for first, end in free[paged.pool])",
         "for first, end in [(0, n_pages)])",
-        "after ten idle seconds a conversation goes on from keys and values that are all zero",
+        "after ten idle seconds, a conversation continues with keys and values that are zero",
         ("tests/cpu/test_mapping.py::test_free_pages_go_back_and_no_bit_changes",),
     ),
     Fault(
@@ -560,7 +560,7 @@ FAULTS = (
         "engine/cpu/mapping.py",
         "low, high = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE,",
         "low, high = first // mmap.PAGESIZE * mmap.PAGESIZE,",
-        "with quantized types of the cache, whose pages end anywhere, the keys beside free ones become zero",
+        "with quantized caches, whose pages have arbitrary borders, keys next to free pages become zero",
         ("tests/cpu/test_mapping.py::test_ranges_go_back",),
     ),
     Fault(
@@ -569,7 +569,7 @@ FAULTS = (
         "engine/cache/recurrent.py",
         "if key not in keys]",
         "if key in keys]",
-        "after a pause, conversations of hybrid models are read from their beginning, and memory stays full of other texts",
+        "after a pause, conversations of hybrid models are read again, and memory is occupied by other texts",
         ("tests/models/test_recurrent.py::test_snapshots_keep_to_their_budget",),
     ),
     Fault(
@@ -578,7 +578,7 @@ FAULTS = (
         "engine/cache/sequence.py",
         "length - ring.back >= oldest or oldest == 0",
         "length - ring.back >= oldest - 1 or oldest == 0",
-        "a cache is cut to where its window is already overwritten",
+        "a sequence is truncated to a length at which its window has already been overwritten",
         (
             "tests/cache/test_cache.py::test_rewinding",
             "tests/models/test_recurrent.py::test_how_far_tokens_can_be_taken_back",
@@ -591,7 +591,7 @@ FAULTS = (
         "engine/cpu/compressor.py",
         "at = (overlap - 1) * d if p >= r * ratio else 0",
         "at = (overlap - 1) * d",
-        "rows of the usual layers are made of other values than the model was trained with: text gets worse, not wrong",
+        "rows of most layers are computed from other values than in training: the text is worse, but not wrong",
         ("tests/cpu/test_compressed.py::test_compressed_rows_against_float64",),
     ),
     Fault(
@@ -600,7 +600,7 @@ FAULTS = (
         "engine/cpu/indexer.py",
         "if key > least or (key == least and equal > 0):",
         "if key >= least and count < top_k:",
-        "where scores are equal, a better row is left out: only texts with many rows show it",
+        "if scores are equal, a better row is not selected, only in texts with many rows",
         ("tests/cpu/test_compressed.py::test_the_threshold_is_exact",),
     ),
     Fault(
@@ -609,7 +609,7 @@ FAULTS = (
         "engine/cpu/compressed_attention.py",
         "            end_group(n, sums, inner, result)\n            low =",
         "            low =",
-        "the list of compressed rows is joined to the first chunks of the window: bits depend on how many rows are listed",
+        "compressed rows are joined with the first chunks of the window, so bits depend on the number of rows",
         ("tests/cuda/simulated/test_compressed.py::test_attention",),
     ),
     Fault(
@@ -618,7 +618,7 @@ FAULTS = (
         "engine/cuda/compressed_attention.py",
         "            a, b = visible(position, window, number)\n        if b > 0:",
         "            a, b = visible(position, window + 1, number)\n        if b > 0:",
-        "each token sees one latent more than on the CPU, one that its ring may have lost",
+        "a token sees one more latent than on the CPU, and the ring may have overwritten it",
         ("tests/cuda/simulated/test_compressed.py::test_attention",),
     ),
     Fault(
@@ -627,7 +627,7 @@ FAULTS = (
         "engine/cuda/compressor.py",
         "b = scores[place] if p >= start else pending[old + width]",
         "b = scores[place] if p >= start else pending[old]",
-        "the tokens of earlier passes have other weights in a compressed row: a text in several passes is another text",
+        "tokens of earlier passes have wrong weights in a compressed row, so the text depends on the passes",
         ("tests/cuda/simulated/test_compressed.py::test_compressed_rows",),
     ),
     Fault(
@@ -636,7 +636,7 @@ FAULTS = (
         "engine/cuda/indexer.py",
         "equal = I(equal + I(key == least))",
         "equal = I(equal + I(key >= least))",
-        "the last of the rows that should be chosen is left out if a better one comes before it",
+        "the last row that should be selected is ignored if a better row is before it",
         ("tests/cuda/simulated/test_compressed.py::test_chosen_rows",),
     ),
     Fault(
@@ -645,7 +645,7 @@ FAULTS = (
         "engine/cuda/hyper.py",
         "for _ in range(rounds - 1):",
         "for _ in range(rounds):",
-        "streams are mixed with weights that differ from those of the CPU in the last digits",
+        "the last digits of the weights of streams differ from those on the CPU",
         ("tests/cuda/simulated/test_compressed.py::test_hyper_connections",),
     ),
     Fault(
@@ -654,7 +654,7 @@ FAULTS = (
         "engine/cpu/hyper.py",
         "c, stream = weights[t, 2 * STREAMS + STREAMS * s + d]",
         "c, stream = weights[t, 2 * STREAMS + STREAMS * d + s]",
-        "the matrix between streams is transposed: rows and columns both add up to 1, so text still looks like text",
+        "the matrix between streams is transposed; its rows and columns all add up to 1, so the text looks correct",
         ("tests/cpu/test_compressed.py::test_streams_against_float64",),
     ),
     Fault(
@@ -663,7 +663,7 @@ FAULTS = (
         "engine/cpu/delta_net.py",
         "new = own_states[(n + 1) % segments, h]",
         "new = own_states[(n + 2) % segments, h]",
-        "the tokens after a segment go on from an old state: only a text of more than 16 tokens shows it",
+        "tokens after a segment continue from an old state, only in texts of more than 16 tokens",
         ("tests/cpu/test_delta_net.py::test_the_law",),
     ),
     Fault(
@@ -681,7 +681,7 @@ FAULTS = (
         "engine/cuda/delta_net.py",
         "new_decay = F(1.0)",
         "new_decay = new_decays[t + p]",
-        "what a token adds to the state is smaller on the GPU by the decay of that token",
+        "on the GPU, the update of the state by a token is multiplied by the decay of this token",
         ("tests/cuda/simulated/test_delta_net.py::test_passes",),
     ),
     # --- experts -------------------------------------------------------------------------------------------------
@@ -691,7 +691,7 @@ FAULTS = (
         "engine/cpu/products/experts.py",
         "keys[e] = pack(finite(logits[t, e]), e)",
         "keys[e] = pack(finite(logits[t, e]), n_expert - e)",
-        "of two experts with equal logits the other one is chosen",
+        "if two experts have equal logits, the wrong one is chosen",
         ("tests/cpu/test_experts.py::test_route",),
     ),
     Fault(
@@ -700,7 +700,7 @@ FAULTS = (
         "engine/cuda/products/router.py",
         "chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))",
         "chosen = lanes_max(I(place) if best == top else I(LOWEST))",
-        "the devices choose different experts where logits are equal",
+        "if logits are equal, the devices choose different experts",
         ("tests/cuda/simulated/test_router.py::test_route",),
     ),
     # --- sampler -------------------------------------------------------------------------------------------------
@@ -710,7 +710,7 @@ FAULTS = (
         "engine/cpu/sample.py",
         "x = x + gumbel(seed, position, ids[i])",
         "x = x + gumbel(seed, position, i)",
-        "which token is drawn depends on the filters before the draw",
+        "the token that is sampled depends on the filters before the draw",
         ("tests/decode/test_sampler.py::test_draw_is_the_argmax_of_logit_and_noise",),
     ),
     Fault(
@@ -719,7 +719,7 @@ FAULTS = (
         "engine/cpu/sample.py",
         "if values[i] >= least:",
         "if values[i] > least:",
-        "a token exactly at the bound is dropped",
+        "a token whose probability is exactly at the bound is removed",
         ("tests/decode/test_sampler.py::test_min_p_keeps_what_is_at_its_bound",),
     ),
     Fault(
@@ -728,7 +728,7 @@ FAULTS = (
         "engine/cpu/accept.py",
         "uniform(u64(seed) ^ ACCEPT_SEED, position, x)",
         "uniform(u64(seed), position, x)",
-        "a draft is judged by the noise that has drawn it: the distribution changes",
+        "a draft is accepted by the same noise with which it was drawn, which changes the distribution",
         ("tests/speculative/test_accept.py::test_ratio_preserves_the_distribution",),
     ),
     Fault(
@@ -737,7 +737,7 @@ FAULTS = (
         "engine/cpu/xtc.py",
         "uniform(u64(seed) ^ XTC_SEED, position, 0)",
         "uniform(u64(seed), position, 0)",
-        "XTC removes tokens where the noise favours them: the tokens that it spares are not drawn by their probabilities",
+        "XTC removes tokens that the noise favours, so the remaining tokens do not have their probabilities",
         ("tests/decode/test_xtc.py::test_how_often_it_strikes",),
     ),
     Fault(
@@ -746,7 +746,7 @@ FAULTS = (
         "engine/cpu/dry.py",
         "if k + same >= right:",
         "if k + same > right:",
-        "repetitions of repetitions are found too short, and their penalties are too small",
+        "repetitions within repetitions are considered too short, so their penalties are too small",
         ("tests/decode/test_dry.py::test_dry_is_its_description",),
     ),
     Fault(
@@ -755,7 +755,7 @@ FAULTS = (
         "engine/sampling/sampler.py",
         "_checked_position(len(history) if position is None else position)",
         "_checked_position(0 if position is None else position)",
-        "with ratio and p-min, XTC excludes tokens at all positions of an answer or at none",
+        "with ratio and p-min, XTC removes tokens at all positions of an answer or at no position",
         ("tests/speculative/test_repetition_and_exclusion.py::test_what_is_drawn_from_depends_on_the_position",),
     ),
     Fault(
@@ -774,7 +774,7 @@ FAULTS = (
         "engine/cuda/runtime/recorder.py",
         "self._pool = self._pools[role]",
         "self._pool = self._pools[Role.DECODE]",
-        "a prompt that arrives while answers run is read from what their steps have left in its memory",
+        "if answers are running, the steps overwrite the intermediate results of a prompt that is being read",
         ("tests/cuda/simulated/test_passes.py::test_passes_run_between_the_pieces_of_another",),
     ),
     Fault(
@@ -783,7 +783,7 @@ FAULTS = (
         "engine/cuda/backend.py",
         "            self._split.finish()\n",
         "            self._split = None\n",
-        "a prompt whose pieces are being read is wrong after a call of llm.logits in another thread",
+        "a prompt that is being read in pieces is wrong if another thread calls llm.logits",
         ("tests/cuda/simulated/test_passes.py::test_passes_run_between_the_pieces_of_another",),
     ),
     Fault(
@@ -792,7 +792,7 @@ FAULTS = (
         "engine/decode/prefill_queue.py",
         "current.n_logits and self._beside and current.pieces > 1",
         "current.n_logits and self._beside",
-        "the first token of an answer is chosen from the logits of another one",
+        "the first token of an answer is sampled from the logits of another answer",
         ("tests/cuda/simulated/test_speculation.py::test_a_prompt_of_one_token_beside_an_answer",),
     ),
     Fault(
@@ -801,7 +801,7 @@ FAULTS = (
         "engine/decode/running_batch.py",
         "            state.cancel()\n",
         "            pass\n",
-        "the rest of a part of its prompt is written to pages that others have by then",
+        "a preempted request continues to write a slice of its prompt to pages that other requests have received",
         ("tests/decode/test_running_batch.py::test_a_part_of_a_prompt_is_left_in_the_middle",),
     ),
     Fault(
@@ -810,7 +810,7 @@ FAULTS = (
         "engine/decode/core.py",
         "        self._orders.give(order, request)\n",
         "        self._orders.give(order, request)\n        self._obey()\n",
-        "a client that leaves in the middle of a pass takes the slot and the pages away that the pass writes to",
+        "a client that disconnects during a pass frees the slot and pages that the pass writes to",
         ("tests/decode/test_orders.py::test_an_answer_is_collected_anywhere_in_a_round",),
     ),
     Fault(
@@ -819,7 +819,7 @@ FAULTS = (
         "engine/decode/preemption.py",
         "return [request for request in requests if request.paused]",
         "return []",
-        "a few clients that do not read make all others wait until they are disconnected",
+        "a few clients that do not read block all other clients until they are disconnected",
         ("tests/decode/test_orders.py::test_a_paused_answer_gives_its_slot_to_one_that_waits",),
     ),
     Fault(
@@ -828,7 +828,7 @@ FAULTS = (
         "engine/decode/waiting_queue.py",
         "self.requests.insert(at, request)",
         "self.requests.append(request)",
-        "an answer that gives way again and again waits behind everybody who came after it, and may never end",
+        "an answer that is preempted repeatedly waits behind all later requests and may never be completed",
         ("tests/decode/test_orders.py::test_an_answer_that_goes_on_waits_in_the_order_of_arrival",),
     ),
     Fault(
@@ -846,7 +846,7 @@ FAULTS = (
         "engine/decode/core.py",
         "requests, error = list(error.requests), error.error",
         "error = error.error",
-        "a request that breaks every pass ends all answers that are computed at the time",
+        "a request that causes an error in every pass ends all other running answers",
         ("tests/decode/test_recovery.py::test_an_answer_that_breaks_every_pass_ends_alone",),
     ),
     Fault(
@@ -855,7 +855,7 @@ FAULTS = (
         "engine/cuda/runtime/steps.py",
         "        while self._in_flight:\n            for running, _ in self._in_flight[0].requests:\n",
         "        while False:\n            for running, _ in self._in_flight[0].requests:\n",
-        "after an unexpected error, answers on a GPU get the tokens of passes that were started before it",
+        "after an unexpected error, answers on a GPU get tokens of passes that were started before it",
         ("tests/cuda/simulated/test_steps.py::test_all_answers_begin_again_after_an_error",),
     ),
     Fault(
@@ -864,7 +864,7 @@ FAULTS = (
         "engine/cuda/permit.py",
         "(bits[i >> 5] >> (i & 31)) & 1 == 0",
         "(bits[i >> 5] >> (31 - (i & 31))) & 1 == 0",
-        "an answer on a GPU has tokens that its schema forbids",
+        "an answer on a GPU contains tokens that its schema forbids",
         ("tests/cuda/simulated/test_masks.py",),
     ),
     # --- speculation ---------------------------------------------------------------------------------------------
@@ -874,7 +874,7 @@ FAULTS = (
         "engine/decode/host_steps.py",
         "return token, i < len(drafts) and token == drafts[i]",
         "return token, i < len(drafts)",
-        "tokens are chosen after a text that is not the answer's",
+        "tokens are sampled after a text that is not the text of the answer",
         ("tests/speculative/test_speculation.py::test_scripts_of_right_and_wrong_drafts",),
     ),
     Fault(
@@ -883,7 +883,7 @@ FAULTS = (
         "engine/cuda/accept.py",
         "positions[lane] = I(at + n)",
         "positions[lane] = I(at + max(n, I(1)))",
-        "after a first draft that is refused, everything stands one position too far",
+        "after the rejection of a first draft, all positions are too large by one",
         ("tests/cuda/simulated/test_accept.py::test_exact",),
     ),
     Fault(
@@ -892,7 +892,7 @@ FAULTS = (
         "engine/cuda/accept.py",
         "cuda.threadfence_system()",
         "pass",
-        "the host reads tokens that are not there yet; no simulation shows it, the machine code does",
+        "the host reads tokens that are not yet written; simulations do not show this, but the machine code does",
         ("tests/cuda/test_ptx.py::test_kernel -k accept-0-sm_90",),
     ),
     Fault(
@@ -901,7 +901,7 @@ FAULTS = (
         "engine/speculative/lookup.py",
         "period = n - 1 - int(ends[-1])",
         "period = n - 1 - int(ends[0])",
-        "the oldest continuation is proposed in place of the latest",
+        "the oldest continuation is proposed instead of the latest",
         ("tests/speculative/test_lookup.py",),
     ),
     # --- quantized caches ----------------------------------------------------------------------------------------
@@ -911,7 +911,7 @@ FAULTS = (
         "engine/cpu/quantized_cache.py",
         "x[b + i + h] = low - high",
         "x[b + i + h] = high - low",
-        "the rotation is no longer its own inverse, so values come back wrong",
+        "the rotation is no longer its own inverse, so attention returns wrong values",
         ("tests/cpu/test_quantized_cache.py::test_rotation_against_the_matrix",),
     ),
     Fault(
@@ -920,7 +920,7 @@ FAULTS = (
         "engine/cuda/quantized_cache.py",
         "x = other - x if lane & (1 << k) else x + other",
         "x = x - other if lane & (1 << k) else x + other",
-        "keys of the two devices differ in their signs",
+        "the signs of keys differ between the devices",
         ("tests/cuda/simulated/test_rope.py::test_heads_of_quantized_caches",),
     ),
     # --- the threads of the CPU ------------------------------------------------------------------------------------
@@ -930,7 +930,7 @@ FAULTS = (
         "engine/cpu/runtime/walk.py",
         "            if still & COUNT == 0:\n                k += 1",
         "            if still & COUNT <= 1:\n                k += 1",
-        "a thread that has waited for a slow one goes on without its result: wrong bits, on busy machines only",
+        "a thread continues before the result of a slower thread is complete: wrong bits, only on busy machines",
         ("tests/cpu/test_team.py::test_a_stage_waits_for_its_slowest_tile",),
     ),
     Fault(
@@ -939,7 +939,7 @@ FAULTS = (
         "engine/cpu/runtime/walk.py",
         "        now = load(left, k)\n        if now >> 32 != order:\n            return n\n",
         "        now = load(left, k)\n",
-        "a thread that arrives late computes tiles of another pass as if they were of its own",
+        "a thread that is late computes tiles of another pass as if they belonged to its own",
         ("tests/cpu/test_team.py::test_a_late_thread_claims_nothing",),
     ),
     Fault(
@@ -948,7 +948,7 @@ FAULTS = (
         "engine/cpu/operations/rows.py",
         "*given, items=y.size, ns=0.5, multiple=64)",
         "*given, items=y.size, ns=0.5, multiple=64, joined=True)",
-        "a gate is computed while the products that it reads are not complete, if another thread is slower",
+        "if another thread is slower, a gate is computed before the products that it reads are complete",
         ("tests/cpu/test_programs.py",),
     ),
     Fault(
@@ -957,7 +957,7 @@ FAULTS = (
         "engine/cpu/runtime/pool.py",
         "        self._read.append(slab)",
         "        self._unused.setdefault(slab.size, []).append(slab)",
-        "rotated keys replace the queries that another thread is about to rotate",
+        "rotated keys overwrite the queries that another thread is about to rotate",
         ("tests/cpu/test_programs.py::test_queries_keys_and_values_of_one_size",),
     ),
     Fault(
@@ -966,7 +966,7 @@ FAULTS = (
         "engine/cpu/runtime/pool.py",
         "        return np.asarray(Allocation(self, slab))[:wanted].view(dtype).reshape(shape)",
         "        self.give_back(slab)\n        return slab[:wanted].view(dtype).reshape(shape)",
-        "a later operation of the pass overwrites what another one has yet to read",
+        "a later operation of the pass overwrites a result that another operation has not read yet",
         ("tests/cpu/test_programs.py",),
     ),
     # --- tools ---------------------------------------------------------------------------------------------------
@@ -976,7 +976,7 @@ FAULTS = (
         "engine/compile/sources.py",
         "elif home in self._texts:",
         "elif home in self._texts and original.islower():",
-        "kernels compiled with an older constant of another file are run: wrong bits, and nothing says why",
+        "kernels that were compiled with an older constant of another file are used: wrong bits without a warning",
         ("tests/compile/test_kernel_cache.py::test_a_constant_that_a_kernel_reads_changes_the_fingerprint",),
     ),
     Fault(
@@ -985,7 +985,7 @@ FAULTS = (
         "engine/compile/symbols.py",
         "made.unique_id = number(made.func)",
         "made.unique_id = made.unique_id",
-        "of two cached kernels with the same symbol, the first one loaded is called for both: rows of Q4_K are read as Q5_K",
+        "if two cached kernels have the same symbol, the first one loaded is used for both: Q4_K is read as Q5_K",
         ("tests/compile/test_symbols.py::test_kernels_that_forked_processes_store",),
     ),
     Fault(
@@ -994,7 +994,7 @@ FAULTS = (
         "engine/compile/symbols.py",
         "defaults, _digest(closure, inside)]",
         "defaults]",
-        "the functions of all formats have one symbol: a kernel calls whichever was loaded first",
+        "the functions of all formats have the same symbol, so a kernel calls the one that was loaded first",
         ("tests/compile/test_symbols.py::test_members_of_a_family_have_numbers_of_their_own",),
     ),
     Fault(
@@ -1003,7 +1003,7 @@ FAULTS = (
         "engine/machine/trust.py",
         "if status.st_mode & _others(status.st_gid):",
         "if status.st_mode & stat.S_IWOTH:",
-        "another user puts code into a folder that a group shares, and it runs with the rights of whoever starts the engine",
+        "another user writes code to a folder shared by a group, and it runs with the rights of the engine's user",
         ("tests/compile/test_kernel_cache.py::test_a_folder_that_others_can_write_to_is_not_used",),
     ),
     Fault(
@@ -1012,7 +1012,7 @@ FAULTS = (
         "engine/machine/trust.py",
         "writers = _others(status.st_gid) if parent in nearest else stat.S_IWOTH",
         "writers = stat.S_IWOTH",
-        "a member of the group renames the folder and puts a link to other code in its place",
+        "a member of the group renames the folder and replaces it by a link to other code",
         ("tests/compile/test_kernel_cache.py::test_a_folder_that_others_can_write_to_is_not_used",),
     ),
     Fault(
@@ -1030,7 +1030,7 @@ FAULTS = (
         "engine/compile/symbols.py",
         'if "<" in name or home.partition(".")[0] not in (PACKAGE, *LIBRARIES):',
         'if "<" in name:',
-        "two programs with different functions of one name share a symbol, and one of them calls the function of the other",
+        "two programs have different functions with the same name and symbol, and one calls the other's function",
         ("tests/compile/test_symbols.py::test_what_a_program_defines_has_no_digest",),
     ),
     Fault(
@@ -1039,7 +1039,7 @@ FAULTS = (
         "engine/locking.py",
         "            self.lose(IN_USE)",
         '            self.lose("")',
-        "a process that is forked while another thread computes waits for ever at its first token",
+        "a process that is forked while another thread computes waits forever at its first token",
         ("tests/test_forks.py::test_a_lock_that_another_thread_has",),
     ),
     Fault(
@@ -1048,7 +1048,7 @@ FAULTS = (
         "engine/compile/family.py",
         "            name = f\"{self.__module__}.{self.__name__}[{','.join(map(str, constants))}]\"",
         '            name = f"{self.__module__}.{self.__name__}"',
-        "a kernel of another format is loaded from the cache: matrices of Q4_K are read as Q6_K",
+        "a kernel for another format is loaded from the cache: matrices of Q4_K are read as Q6_K",
         ("tests/compile/test_kernel_cache.py::test_members_of_a_family_are_stored_apart",),
     ),
     Fault(
@@ -1057,7 +1057,7 @@ FAULTS = (
         "engine/serving/ollama/loading.py",
         "(?:[0-9]+(?:\\.[0-9]*)?|",
         "(?:[0-9]+\\.?[0-9]*|",
-        "one small request stops a server for a minute",
+        "one small request blocks a server for a minute",
         ("tests/test_expressions.py",),
     ),
     Fault(
@@ -1066,7 +1066,7 @@ FAULTS = (
         "engine/text/bpe.py",
         'LINEAR.get(pattern, (pattern, "isolated"))',
         '(pattern, "isolated")',
-        "a text of digits takes a thread of the server for hours",
+        "a text of digits occupies a thread of the server for hours",
         ("tests/text/test_pre_tokenizers.py::test_long_runs_take_time_in_proportion_to_their_length",),
     ),
     Fault(
@@ -1075,7 +1075,7 @@ FAULTS = (
         "engine/serving/guard.py",
         "            claim.hold(0)\n",
         "            pass\n",
-        "after some large requests a server answers no other one",
+        "after some large requests, a server answers no further requests",
         ("tests/serving/test_attacks.py::test_many_large_requests_at_once",),
     ),
     Fault(
@@ -1084,7 +1084,7 @@ FAULTS = (
         "engine/serving/connections.py",
         "waiting = nsmallest(",
         "from heapq import nlargest; waiting = nlargest(",
-        "a client that opens idle connections keeps everybody else out",
+        "a client that opens idle connections prevents all other clients from connecting",
         ("tests/serving/test_bounds.py::test_those_that_have_waited_longest_for_their_clients_are_closed",),
     ),
     Fault(
@@ -1093,7 +1093,7 @@ FAULTS = (
         "engine/cli/entry.py",
         "    if verbose:\n        traceback.print_exc()",
         "    if not verbose:\n        traceback.print_exc()",
-        "a user reads twenty lines of Python in place of one sentence",
+        "a user sees twenty lines of a Python traceback instead of one sentence",
         ("tests/test_run.py::test_a_mistake_is_one_sentence",),
     ),
     Fault(
@@ -1102,7 +1102,7 @@ FAULTS = (
         "engine/verify/lockstep.py",
         "bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))",
         "bits = np.bitwise_count((_bits(self.cpu) ^ _bits(self.gpu)) >> 1)",
-        "a difference in the last bit of every value is reported as none",
+        "a difference in the last bit of every value is not reported",
         ("tests/verify/test_parity.py::test_a_check_counts_and_shows_bits",),
     ),
 )

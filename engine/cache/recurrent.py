@@ -35,8 +35,8 @@ class RecurrentCache(LayerMemory[A]):
     """The cache of one recurrent layer.
 
     conv: float32 [sequences, length, n_channels]; the inputs of the convolution for position p are in row p % length.
-    states: float32 [sequences, segments, n_v, d, d]; the state before position 16 n is at index n % segments.  The state before
-        position 0 is zero and is not stored.
+    states: float32 [sequences, segments, n_v, d, d]; the state before position 16 n is at index n % segments.  The state
+        before position 0 is zero and is not stored.
     keys: float32 [sequences, 16 segments, n_k, d], normalized.
     deltas: float32 [sequences, 16 segments, n_v, d].
     decays: float32 [sequences, 16 segments, n_v].

@@ -95,7 +95,5 @@ def _sources(m: Metadata, slides: list[bool]) -> list[int | None]:
 
 
 def _experts(m: Metadata) -> ExpertsConfig:
-    m.counts(
-        "expert_feed_forward_length"
-    )  # must exist; feed_forward_length is the width of the network beside the experts
+    m.counts("expert_feed_forward_length")  # must exist; feed_forward_length is the width of the dense network
     return m.experts(activation=GEGLU)
