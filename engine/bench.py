@@ -13,7 +13,6 @@ import csv
 import gc
 import io
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from engine.hub import catalog
 from engine.hub.resolve import resolve
 from engine.limits import MOST_PARALLEL
 from engine.machine import trust
+from engine.machine.cpu import cpu_name
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape
 from engine.version import ARITHMETIC
@@ -200,6 +200,7 @@ def _load(args: argparse.Namespace, path: Path, n_ctx: int, n_threads: int, mtp:
     llm = engine.load(
         path,
         device=args.device,
+        gpu_memory=args.gpu_memory,
         n_ctx=n_ctx,
         n_threads=n_threads,
         batch_size=args.batch_size,
@@ -260,17 +261,6 @@ def _tokens(args: argparse.Namespace, llm: "LLM", text: str | None, n_tokens: in
 
 
 # --- output ----------------------------------------------------------------------------------------------------
-
-
-def cpu_name() -> str:
-    """The name of the processor, as reported by the system."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 # Heading, format (alignment and width) and text of each column.

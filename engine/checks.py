@@ -1,6 +1,7 @@
 """Checks of what users give, and how error messages show it."""
 
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,21 @@ def whole(name: str, value: object) -> int:
         return _not_bool(value)
     except TypeError:
         raise UsageError(f"{name} must be a whole number, not {described(value)}.") from None
+
+
+_SIZE = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?) ?([KMGT])(?:i?B)?", re.IGNORECASE)
+
+
+def memory_size(name: str, value: object) -> int:
+    """A size of memory in bytes: a whole number of bytes, or a text such as "12G" or "800M". K, M, G and T are powers of
+    1024. Raises UsageError for anything else."""
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value)
+        size = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper()))) if found else 0
+    else:
+        size = value if isinstance(value, int) and not isinstance(value, bool) else 0
+    require(size > 0, name, "a size such as 12G or 800M", value)
+    return size
 
 
 def number(name: str, value: Any) -> float:

@@ -35,6 +35,15 @@ def parse_device(name: str) -> int | None:
     return 0 if name == "auto" else None
 
 
+def check_gpu_memory(limit: int, *names: str) -> None:
+    """Raise UsageError if there is a limit for the memory of a GPU and all devices of these names are the CPU."""
+    if limit and all(parse_device(name) is None for name in names):
+        raise UsageError(
+            "gpu_memory=... limits the memory of a GPU, and the model runs on the CPU: leave it out, or choose a GPU "
+            '(device="cuda").'
+        )
+
+
 def check_batch_size(rows: int) -> None:
     """Raise UsageError unless ``rows`` is a valid batch size for prompts; 0 leaves the choice to the device."""
     if not 0 <= rows <= MOST_BATCH:
@@ -43,12 +52,15 @@ def check_batch_size(rows: int) -> None:
         )
 
 
-def open_device(name: "str | Target", n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
+def open_device(
+    name: "str | Target", n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0, gpu_memory: int = 0
+) -> "Ops":
     """The backend of a device, by a name of ``parse_device``; "auto" is the first GPU if it can be used, else the CPU.
 
     name: or a GPU that is not present, which kernels are compiled for (``engine/cuda/target.py``).
     beside: the backend of another model; if it is on the same GPU, both use one queue there.
     max_rows: the most rows of a pass that reads a prompt; 0: the device's default.
+    gpu_memory: the most bytes of a GPU's memory that this process may use; 0: all of it.
     Raises UsageError for an unknown name, and DeviceError for a GPU that is missing or cannot be used.
     """
     if not isinstance(name, str):
@@ -60,7 +72,7 @@ def open_device(name: "str | Target", n_threads: int = 0, beside: "Ops | None" =
     if index is None:
         return _cpu(n_threads, max_rows)
     try:
-        return _gpu(index, beside, max_rows)
+        return _gpu(index, beside, max_rows, gpu_memory)
     except DeviceError:
         if name != "auto":
             raise
@@ -77,23 +89,29 @@ def why_no_gpu() -> str:
 
 
 def describe_devices() -> list[tuple[str, str]]:
-    """The name and a description of each device of this machine; without a GPU, "cuda" and the sentence that says why."""
+    """The name and a description of each device of this machine, with its memory in the words of llama.cpp: all of it, and
+    what is free.  Without a GPU, "cuda" and the sentence that says why."""
     from engine.machine.cores import available_cores
-    from engine.machine.memory import available_memory
+    from engine.machine.cpu import cpu_name
+    from engine.machine.memory import available_memory, total_memory
 
     threads = available_cores()
-    free = f"{available_memory() / 1e9:.1f} GB of memory free"
-    devices = [("cpu", f"{threads} thread{'s' * (threads != 1)}, {free}")]
+    words = f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}"
+    devices = [("cpu", f"{words} {_memory(total_memory(), available_memory())}")]
     try:
         from engine.cuda.runtime.device import list_devices
 
         for gpu in list_devices():
             major, minor = gpu.compute_capability
-            memory = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
-            devices.append((f"cuda:{gpu.index}", f"{gpu.name}, compute capability {major}.{minor}, {memory}"))
+            words = f"{gpu.name}, compute capability {major}.{minor}"
+            devices.append((f"cuda:{gpu.index}", f"{words} {_memory(gpu.memory, gpu.free)}"))
     except DeviceError as error:
         devices.append(("cuda", str(error)))
     return devices
+
+
+def _memory(total: int, free: int) -> str:
+    return f"({total >> 20} MiB, {free >> 20} MiB free)"
 
 
 def _cpu(n_threads: int, max_rows: int) -> "Ops":
@@ -103,9 +121,9 @@ def _cpu(n_threads: int, max_rows: int) -> "Ops":
     return cast("Ops", ops)
 
 
-def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
+def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0, gpu_memory: int = 0) -> "Ops":
     try:
-        from engine.cuda.runtime.device import require_gpu
+        from engine.cuda.runtime.device import Device, require_gpu
 
         require_gpu()  # before the kernels are imported: without a GPU there is no need to wait for Numba's CUDA part
         from engine.cuda.backend import Backend
@@ -114,5 +132,7 @@ def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
             "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use device=\"cpu\"."
         ) from None
     shared = beside.device if isinstance(beside, Backend) and beside.device.info.index == index else None
+    if shared is None and gpu_memory:
+        shared = Device(index, gpu_memory)
     ops: Operations[Tensor, Tensor | Deferred, DeviceWeight] = Backend(index, shared, max_rows)
     return cast("Ops", ops)

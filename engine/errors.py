@@ -14,6 +14,7 @@ FLAGS = {
     "cache_type": "--cache-type",
     "device": "--device",
     "device_draft": "--device-draft",
+    "gpu_memory": "--gpu-memory",
     "draft_model": "--draft-model",
     "ds4_rounding": "--ds4-rounding",
     "mtp": "--mtp",

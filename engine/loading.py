@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from engine.cache.recurrent import default_budget
 from engine.cache.types import CHUNK, Types
 from engine.cache.types import cache_type as find_cache_type
-from engine.checks import described, function, whole
+from engine.checks import described, function, memory_size, whole
 from engine.compile.pool import compile_all
-from engine.devices import check_batch_size, open_device
+from engine.devices import check_batch_size, check_gpu_memory, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
@@ -56,6 +56,7 @@ def load(
     check_tensors: bool = False,
     draft_model: str | os.PathLike[str] | None = None,
     device_draft: str | None = None,
+    gpu_memory: int | str | None = None,
     mtp: bool = True,
     parallel: int = 1,
     draft_max: int = 0,
@@ -94,6 +95,10 @@ def load(
         drafting in a file of its own: a path, a name or an ``hf:`` reference.
     device_draft : str, optional
         Device of the draft model; by default the device of the model.
+    gpu_memory : int or str, optional
+        The most memory that this process may use of a GPU, in bytes or as "12G" or "800M": what does not fit is refused as
+        if the GPU had no more. The limit is for everything: weights, caches, intermediate results, draft models on the same
+        GPU, what the driver stores for kernels and graphs, and 512 MiB for its context. By default all memory that is free.
     mtp : bool
         Whether a model that has a layer for drafting (multi-token prediction) uses it. A draft model takes precedence.
     parallel : int
@@ -158,12 +163,15 @@ def load(
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {described(snapshot_bytes)}.")
     check_batch_size(batch_size)
-    ops = open_device(device, n_threads, max_rows=batch_size)
+    limit = 0 if gpu_memory is None else memory_size("gpu_memory", gpu_memory)
+    if isinstance(device, str):
+        check_gpu_memory(limit, device, device_draft or device)
+    ops = open_device(device, n_threads, None, batch_size, limit)
     drafter, draft_ops = None, ops
     if draft_model is not None:
         drafter = _open(draft_model, check_tensors, progress)
         # On one GPU both models share a device object, so that drafts need not leave the GPU.
-        draft_ops = open_device(device_draft or device, n_threads, ops, batch_size)
+        draft_ops = open_device(device_draft or device, n_threads, ops, batch_size, limit)
     # A layer of a model in a file of its own.
     layer = drafter.gguf if drafter is not None and is_mtp(drafter.gguf) else None
     if layer is not None and device_draft is not None:

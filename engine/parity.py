@@ -155,7 +155,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
         "draft_max": MOST_DRAFTS,  # so that the state before a pass is still kept after it
         "progress": report.progress,
     }
-    gpu = load(path, device=args.device, batch_size=args.batch_size, **options)
+    gpu = load(path, device=args.device, gpu_memory=args.gpu_memory, batch_size=args.batch_size, **options)
     # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):

@@ -46,6 +46,9 @@ class FakeDriver:
     CUdevice_attribute = CUfunction_attribute = Names()
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
 
+    def cuDriverGetVersion(self) -> Any:
+        return OK, 13010
+
     def cuDeviceGetCount(self) -> Any:
         return OK, len(self.gpus)
 

@@ -1,6 +1,7 @@
 """Devices: their names, and that a GPU that is missing, too old or too small is reported in one sentence."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ import pytest
 
 import engine
 from engine import devices
-from engine.devices import describe_devices, open_device, parse_device, why_no_gpu
-from engine.errors import DeviceError, UsageError
+from engine.checks import memory_size
+from engine.devices import check_gpu_memory, describe_devices, open_device, parse_device, why_no_gpu
+from engine.errors import ContextError, DeviceError, UsageError
 from engine.run import main
+from engine.speculative.draft_model import DraftModel
 from tests.conftest import REPOSITORY
 from tests.fake_driver import FakeDriver, Result
 
@@ -110,7 +113,7 @@ def test_a_driver_that_does_not_start(
     assert says in sentence(capsys)
     assert main(["--list-devices"]) == 0
     cpu, gpu = capsys.readouterr().out.splitlines()
-    assert cpu.startswith("cpu ") and "memory free" in cpu
+    assert re.fullmatch(r"cpu +\S.*, [0-9]+ threads? \([0-9]+ MiB, [0-9]+ MiB free\)", cpu)
     assert gpu.startswith("cuda ") and says in gpu
     assert open_device("auto").name == open_device("none").name == "cpu"
     assert says in why_no_gpu()
@@ -182,8 +185,8 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
     assert main(["--list-devices"]) == 0
     _, *gpus = capsys.readouterr().out.splitlines()
     assert gpus == ["  ".join(words) for words in describe_devices()[1:]] == [
-        "cuda:0  Abacus X1, compute capability 9.0, 8.6 of 17.2 GB free",
-        "cuda:1  Abacus I, compute capability 6.1, 8.6 of 17.2 GB free",
+        "cuda:0  Abacus X1, compute capability 9.0 (16384 MiB, 8192 MiB free)",
+        "cuda:1  Abacus I, compute capability 6.1 (16384 MiB, 8192 MiB free)",
     ]  # fmt: skip
     assert why_no_gpu() == ""
     assert open_device("auto").label == "cuda:0 Abacus X1"
@@ -230,6 +233,137 @@ def test_closing_a_model_frees_its_memory_on_the_gpu(monkeypatch: pytest.MonkeyP
     assert driver.allocated == {}
     with pytest.raises(UsageError, match="closed"):
         llm.generate("x")
+
+
+MIB = 1 << 20
+
+
+@dataclass
+class MeasuringDriver(CountingDriver):
+    """What is free follows from what is allocated and from ``beside``, the bytes of other processes and of modules, of
+    which each takes ``module`` bytes."""
+
+    beside: int = 0
+    module: int = 0
+
+    def cuMemGetInfo(self) -> Any:
+        return Result.CUDA_SUCCESS, self.free - sum(self.allocated.values()) - self.beside, 16 << 30
+
+    def cuModuleLoadData(self, code: bytes) -> Any:
+        self.beside += self.module
+        return Result.CUDA_SUCCESS, "module"
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> Any:
+        return Result.CUDA_SUCCESS, "function"
+
+    def cuFuncSetAttribute(self, *arguments: Any) -> Any:
+        return (Result.CUDA_SUCCESS,)
+
+
+@pytest.fixture
+def measuring(gpus: None, monkeypatch: pytest.MonkeyPatch) -> MeasuringDriver:
+    from engine.cuda.runtime import device
+
+    use(driver := MeasuringDriver(), monkeypatch)
+    monkeypatch.setattr(device, "_TAKEN", {})
+    return driver
+
+
+def test_a_limit_of_memory(measuring: MeasuringDriver) -> None:
+    """It covers buffers of all devices of the process on that GPU, what the driver uses, and a share for the context; not
+    what other processes use at the start.  What exceeds it fails with the words of a GPU that has no more."""
+    from engine.cuda.runtime.device import CONTEXT, Device
+
+    measuring.beside = 1000 * MIB
+    whole, limited = Device(), Device(limit=2048 * MIB)
+    left = 2048 * MIB - CONTEXT
+    assert limited.free_memory() == left and whole.free_memory() == measuring.free - 1000 * MIB
+    mine = limited.allocate(300 * MIB, "the weights")
+    shared = whole.allocate(200 * MIB, "the weights")
+    measuring.beside += 100 * MIB
+    assert limited.free_memory() == left - 600 * MIB
+    with pytest.raises(
+        DeviceError, match=r"^Abacus X1 has 0\.98 GB free and the cache needs 0\.98 GB more; choose a smaller"
+    ):
+        limited.allocate(left - 600 * MIB + 1, "the cache")
+    rest = limited.allocate(left - 600 * MIB, "the cache")
+    assert limited.free_memory() == 0
+    whole.allocate(500 * MIB, "the weights")
+    del mine, shared, rest
+    assert limited.free_memory() == left - 100 * MIB
+    # When another process ends, more is free than at the start, but no more for this one.
+    measuring.beside = 0
+    held = limited.allocate(300 * MIB, "the weights")
+    assert limited.free_memory() == left - 300 * MIB
+    del held
+    # A limit beyond what is free changes nothing.
+    assert Device(limit=64 << 30).free_memory() == whole.free_memory()
+
+
+def test_a_limit_below_what_the_driver_uses(measuring: MeasuringDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.cuda.runtime import device
+    from engine.cuda.softcap import softcap
+
+    monkeypatch.setattr(device, "_FUNCTIONS", {})
+    monkeypatch.setattr(device, "cubin", lambda *given: (b"", "softcap", False))
+    measuring.module = 100 * MIB
+    limited = device.Device(limit=device.CONTEXT + 99 * MIB)
+    with pytest.raises(DeviceError, match=r"^Abacus X1 reported out of memory during the loading of softcap"):
+        limited.load(softcap())
+    assert device.Device(limit=device.CONTEXT - MIB).free_memory() == 0
+    device.Device().load(softcap())
+
+
+def test_a_model_and_its_draft_share_the_limit(measuring: MeasuringDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context is chosen for what the limit leaves, and what the models have in memory is within it."""
+    from engine.cuda.runtime.device import CONTEXT, Device
+
+    monkeypatch.setattr(Device, "launch", lambda *_: None)  # of the kernel that repacks weights
+    options: dict[str, Any] = {"n_ctx": 64, "device": "cuda", "draft_model": "pycoder-draft"}
+    with engine.load("pycoder-draft", gpu_memory="2G", **options) as llm:
+        assert isinstance(llm.draft, DraftModel)
+        mine, drafts = llm.model.ops, llm.draft.llm.model.ops
+        assert mine.shares_memory_with(drafts)
+        used = sum(measuring.allocated.values())
+        for ops in (mine, drafts):
+            memory = ops.device_memory()
+            assert memory is not None and memory.free == (2 << 30) - CONTEXT - used
+    with pytest.raises(ContextError, match=r"and [0-9]+ MiB are free; choose a smaller"):
+        engine.load("pycoder-draft", gpu_memory=CONTEXT + 16 * MIB, **options)
+
+
+def test_a_gpu_that_is_limited_on_the_command_line(measuring: MeasuringDriver, capsys: Capture) -> None:
+    for memory in ("520M", "0.51G"):
+        assert main(["-p", "x", "--device", "cuda", "--gpu-memory", memory]) == 2
+        assert "MiB are free; choose a smaller model" in sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("12G", 12 << 30), ("800M", 800 << 20), ("1.5 GiB", 3 << 29), ("64kb", 64 << 10), ("1T", 1 << 40), (4096, 4096)],
+)
+def test_sizes_of_memory(text: object, size: int) -> None:
+    assert memory_size("gpu_memory", text) == size
+
+
+@pytest.mark.parametrize("value", ["", "12", "G", "0G", "-1G", "12 X", "1e3M", "nanG", "12G8", "٣G", 0, -5, 1.5, True])
+def test_other_sizes_of_memory_are_refused(value: object, capsys: Capture) -> None:
+    with pytest.raises(UsageError, match=r"^gpu_memory must be a size such as 12G or 800M, not .*\.$"):
+        engine.load(device="cuda", gpu_memory=value)  # type: ignore[arg-type]
+    if isinstance(value, str):
+        assert main(["-p", "x", f"--gpu-memory={value}"]) == 2
+        assert sentence(capsys) == f"error: --gpu-memory must be a size such as 12G or 800M, not {value!r}."
+
+
+def test_a_limit_needs_a_gpu(capsys: Capture) -> None:
+    for words in (["--device", "cpu"], ["-ngl", "0"]):
+        assert main(["-p", "x", "--gpu-memory", "8G", *words]) == 2
+        assert (
+            "--gpu-memory" in (error := sentence(capsys)) and "leave it out, or choose a GPU (--device cuda)" in error
+        )
+    check_gpu_memory(8 << 30, "cpu", "cuda:1")
+    check_gpu_memory(8 << 30, "auto")
+    check_gpu_memory(0, "cpu")
 
 
 @pytest.mark.parametrize(

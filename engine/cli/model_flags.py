@@ -108,6 +108,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of ``engine.load``, without those that are models."""
     return {
         "device": args.device,
+        "gpu_memory": args.gpu_memory,
         "n_ctx": args.ctx_size,
         "n_threads": args.threads,
         "batch_size": args.batch_size,

@@ -1,9 +1,11 @@
 """The flags that several command lines have: each is defined once, with one help text and one range."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.checks import memory_size
 from engine.cli.parser import Choice, Numbers, add_help, filled, whole
 from engine.devices import MOST_BATCH, parse_device
 from engine.errors import UsageError
@@ -18,6 +20,10 @@ a model on Hugging Face: owner/repo, or owner/repo:Q4_K_M to select a quantizati
 GPU_LAYERS = """\
 0 = run on the CPU; all, auto, or a number not less than that of the model's layers = run on the device
 that --device selects; layers cannot be divided between devices"""
+
+GPU_MEMORY = """\
+use no more than SIZE of a GPU's memory, such as 12G or 800M, for everything including the driver's part:
+what does not fit is refused as on a smaller GPU"""
 
 CACHE_TYPE = """\
 element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8; a smaller one needs less memory
@@ -77,8 +83,9 @@ def add_threads(group: Group, *, several: bool = False) -> None:
 
 
 def add_device(group: Group, text: str, default: str = "auto") -> None:
-    """Adds --device."""
+    """Adds --device and --gpu-memory."""
     group.add_argument("-dev", "--device", metavar="NAME", default=default, help=text)
+    group.add_argument("--gpu-memory", metavar="SIZE", type=partial(memory_size, "--gpu-memory"), help=GPU_MEMORY)
 
 
 def add_gpu_layers(group: Group) -> None:

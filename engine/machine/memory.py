@@ -15,6 +15,17 @@ def available_memory() -> int:
     return min(psutil.virtual_memory().available, _group_limit())
 
 
+def total_memory() -> int:
+    """Bytes of memory that this machine has, or that the control group may use if they are fewer."""
+    import psutil
+
+    try:
+        limit = int((CONTROL_GROUP / "memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no group, or "max"
+        limit = sys.maxsize
+    return min(psutil.virtual_memory().total, limit)
+
+
 def _group_limit() -> int:
     """Bytes that the control group still allows."""
     try:

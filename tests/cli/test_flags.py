@@ -66,6 +66,7 @@ def test_defaults_are_those_of_llama_cpp() -> None:
         ("--logprobs", "5", "logprobs", 5),
         ("-md --draft-model --model-draft", "small.gguf", "draft_model", "small.gguf"),
         ("-devd --device-draft", "cuda:1", "device_draft", "cuda:1"),
+        ("--gpu-memory", "800M", "gpu_memory", 800 << 20),
         ("--draft-max", "7", "draft_max", 7),
         ("--draft-min", "2", "draft_min", 2),
         ("--draft-p-min", "0.5", "draft_p_min", 0.5),

@@ -29,7 +29,7 @@ def test_available_memory_is_that_of_the_system(tmp_path: Path, monkeypatch: pyt
 
 def test_a_control_group_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "CONTROL_GROUP", control_group(tmp_path, str(50 * MB), used=40 * MB, cached=3 * MB))
-    assert memory.available_memory() == 13 * MB
+    assert (memory.available_memory(), memory.total_memory()) == (13 * MB, 50 * MB)
     control_group(tmp_path, str(50 * MB), used=60 * MB)
     assert memory.available_memory() == 1
 
@@ -37,4 +37,4 @@ def test_a_control_group_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("limit", ["max", str(1 << 60), "nonsense"])
 def test_a_control_group_without_a_limit(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "CONTROL_GROUP", control_group(tmp_path, limit, used=40 * MB))
-    assert 50 * MB < memory.available_memory() <= psutil.virtual_memory().total
+    assert 50 * MB < memory.available_memory() <= memory.total_memory() == psutil.virtual_memory().total

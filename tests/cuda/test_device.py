@@ -1058,6 +1058,45 @@ def test_a_freed_model_gives_its_memory_back(gpu: Any, tiny: Any) -> None:
     assert gpu.device.free_memory() > free - SLACK
 
 
+@pytest.mark.alone
+def test_a_limit_of_memory(tiny: Any) -> None:
+    """A process with a limit takes no more free memory than that, and gives the same answer; a context that needs more is
+    refused.  In a process of its own, so that nothing has been taken before."""
+    code = """
+import sys
+import engine
+from engine.cuda.runtime.device import CONTEXT, Device, list_devices
+from engine.errors import ContextError, DeviceError
+
+limit = 2 << 30
+before = list_devices()[0].free
+options = dict(device="cuda", cache_type="f32")
+device = Device(0, limit)
+assert limit - CONTEXT - (64 << 20) <= device.free_memory() <= limit - CONTEXT
+with engine.load(sys.argv[1], n_ctx=512, gpu_memory="2G", **options) as llm:
+    answer = llm.complete([1, 2, 3], max_tokens=20, seed=1).ids
+    taken = before - list_devices()[0].free
+    assert 0 < taken <= limit - CONTEXT
+    left = llm.model.ops.device.free_memory()
+    assert abs(limit - CONTEXT - taken - left) <= 64 << 20, (taken, left)
+    try:
+        llm.model.ops.device.allocate(left + (1 << 20), "the test")
+    except DeviceError as error:
+        assert "GB free and the test needs" in str(error)
+    else:
+        sys.exit("more than the limit was allocated")
+    assert answer == engine.load(sys.argv[1], n_ctx=512, **options).complete([1, 2, 3], max_tokens=20, seed=1).ids
+try:
+    engine.load(sys.argv[1], n_ctx=1 << 22, gpu_memory="2G", **options)
+except ContextError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, str(tiny("tiny-llama", "Q4_K_M"))]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "MiB are free; choose" in done.stdout
+
+
 @pytest.mark.usefixtures("gpu")
 def test_an_error_names_its_kernel() -> None:
     """In a separate process, whose context it ends."""

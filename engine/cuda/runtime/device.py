@@ -13,7 +13,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -36,6 +38,12 @@ SMALL = 64 << 10
 STAGING = 1 << 20
 """The size of the pinned buffer for asynchronous copies, in bytes."""
 
+CONTEXT = 512 << 20
+"""Bytes that a limit of memory counts for the context, which takes them before the driver can be asked what is free."""
+
+MODULE_VERSION = Path("/sys/module/nvidia/version")
+"""Where Linux has the version of NVIDIA's driver."""
+
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
 
 
@@ -56,7 +64,8 @@ def _kinds(kernel: Kernel) -> tuple[type, ...]:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The properties of a GPU that the driver reports.  Memory is in bytes; shared memory is the maximum per block."""
+    """The properties of a GPU that the driver reports.  Memory is in bytes; shared memory is the maximum per block;
+    ``driver`` is the version of the driver, if it can be read, and the latest version of CUDA that it supports."""
 
     index: int
     name: str
@@ -65,6 +74,7 @@ class DeviceInfo:
     free: int
     multiprocessors: int
     shared_memory: int
+    driver: str = ""
 
 
 def _driver() -> ModuleType:
@@ -120,7 +130,16 @@ def _describe(driver: ModuleType, index: int) -> DeviceInfo:
         driver.cuCtxPopCurrent()
     finally:
         driver.cuDevicePrimaryCtxRelease(handle)
-    return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared)
+    return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared, _driver_version(driver))
+
+
+def _driver_version(driver: ModuleType) -> str:
+    cuda = int(_value(driver.cuDriverGetVersion()))
+    words = f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    try:
+        return f"{MODULE_VERSION.read_text(encoding='ascii').strip()}, {words}"
+    except (OSError, UnicodeError):  # another system than Linux
+        return words
 
 
 def _value(result: tuple[Handle, ...]) -> Handle:
@@ -141,6 +160,19 @@ class Buffer:
 
     def __del__(self) -> None:
         self._release(self.address, self.n_bytes)
+
+
+@dataclass
+class _Taken:
+    """What this process has taken of a GPU's memory: ``free``, the bytes that were free when its first ``Device`` was made,
+    and ``allocated``, the bytes of the buffers of all of them."""
+
+    free: int
+    allocated: int = 0
+
+
+_TAKEN: dict[int, _Taken] = {}
+"""What this process has taken of each GPU's memory."""
 
 
 class _Owner:
@@ -166,7 +198,10 @@ class Device:
     compiled because they were not found on disk) and ``compile_seconds``.
     """
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, limit: int = 0) -> None:
+        """limit: the most bytes of the GPU's memory that this process may use, as if the GPU had no more; 0: all.  It covers
+        what the driver uses for the process, too: modules and graphs as far as they take free memory, and ``CONTEXT`` bytes
+        for the context.  Raises DeviceError if the GPU cannot be used."""
         require_gpu()
         self._driver = _driver()
         count = int(_value(self._driver.cuDeviceGetCount()))
@@ -198,6 +233,8 @@ class Device:
         self._staged_bytes = 0
         #: Whether another device reads the memory of this one, in another stream.
         self._is_reached = False
+        self._limit = limit
+        self._taken = _TAKEN.setdefault(index, _Taken(self.info.free))
         self.allocated = 0
         self.compiled: list[str] = []
         self.compile_seconds = 0.0
@@ -237,24 +274,44 @@ class Device:
     def free_memory(self) -> int:
         """Bytes that can still be allocated."""
         self._use()
-        return int(self._check(self._driver.cuMemGetInfo(), "a query of its memory")[0])
+        free = int(self._check(self._driver.cuMemGetInfo(), "a query of its memory")[0])
+        if not self._limit:
+            return free
+        # More may be free than at first, because another process has ended.
+        used = max(self._taken.free - free, self._taken.allocated) + CONTEXT
+        return min(free, max(0, self._limit - used))
 
     def allocate(self, n_bytes: int, what: str) -> Buffer:
         """Allocate uninitialized memory.  Raises DeviceError with the name ``what`` if there is not enough free memory."""
         self._use()
         n_bytes = max(256, -(-n_bytes // 256) * 256)
-        status, address = self._driver.cuMemAlloc(n_bytes)
+        status, address = self._request(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             gc.collect()  # an unused model may still hold memory in a reference cycle
-            status, address = self._driver.cuMemAlloc(n_bytes)
+            status, address = self._request(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceError(
                 f"{self.info.name} has {self.free_memory() / 1e9:.2f} GB free and {what} needs {n_bytes / 1e9:.2f} GB more; "
                 'choose a smaller context (n_ctx=...), a smaller model, or device="cpu".'
             )
         self._check((status,), f"the allocation of {what}")
-        self.allocated += n_bytes
+        self._count(n_bytes)
         return Buffer(int(address), n_bytes, self._free)
+
+    def _request(self, n_bytes: int) -> tuple[Handle, ...]:
+        """The driver's answer to a request of memory, or what it would be if the GPU had no more than the limit."""
+        if self._limit and n_bytes > self.free_memory():
+            return self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+        return cast("tuple[Handle, ...]", self._driver.cuMemAlloc(n_bytes))
+
+    def _count(self, n_bytes: int) -> None:
+        self.allocated += n_bytes
+        self._taken.allocated += n_bytes
+
+    def _check_limit(self, what: str) -> None:
+        """Raise DeviceError if the driver has used more than the limit for ``what``."""
+        if self._limit and not self.free_memory():
+            self._check((self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY,), what)
 
     def allocate_host(self, n_bytes: int, what: str) -> Buffer:
         """Allocate uninitialized host memory that the device accesses at the buffer's address.  Raises DeviceError with the
@@ -297,7 +354,7 @@ class Device:
         return int(self._check(self._driver.cuMemHostGetDevicePointer(pointer, 0), "the mapping of host memory"))
 
     def _free(self, address: int, n_bytes: int) -> None:
-        self.allocated -= n_bytes
+        self._count(-n_bytes)
         with contextlib.suppress(Exception):  # when the interpreter exits, the bindings may be gone
             self._driver.cuCtxSetCurrent(self._context)
             self._driver.cuMemFree(address)
@@ -366,6 +423,7 @@ class Device:
             code, entry, was_compiled = cubin(specialization, self.compute_capability)
             what = f"the loading of {specialization.name}"
             module = self._check(self._driver.cuModuleLoadData(code), what)
+            self._check_limit(what)
             function = self._check(self._driver.cuModuleGetFunction(module, entry.encode()), what)
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             percent = shared_percent(specialization.shared, specialization.blocks, self.info.shared_memory)
@@ -459,6 +517,7 @@ class Device:
         graph.n_nodes = int(self._check(driver.cuGraphGetNodes(captured), "the preparation of a graph")[1])
         driver.cuGraphDestroy(captured)
         self._first = True
+        self._check_limit("the preparation of a graph")
 
     # --- time --------------------------------------------------------------------------------------------------
 
