@@ -11,8 +11,10 @@ The tool counts the bits that differ, in three comparisons:
 
 import argparse
 import re
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,7 +27,11 @@ from engine.version import ARITHMETIC
 
 if TYPE_CHECKING:
     from engine.cli.report import Report
+    from engine.cuda.backend import Backend
     from engine.llm import LLM
+    from engine.verify.lockstep import Difference
+    from engine.verify.report import ReportFile
+    from engine.verify.tally import Tally
 
 DESCRIPTION = """\
 Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
@@ -40,6 +46,10 @@ USAGE = """\
 EPILOG = """\
 Exit status: 0 all bits equal, 1 some differ (the first kernel is named, with both values) or a bug,
 2 user error (one sentence on stderr says what to do), 130 interrupted by Ctrl-C."""
+
+REPORT = """\
+write what was compared to FILE, in JSON, with the names of the GPU and the CPU and all versions; an
+existing report of this machine gets one more model. It has nothing about you: no path, no text"""
 
 
 def parser(prog: str = "bitmirror parity") -> Parser:
@@ -75,7 +85,9 @@ def parser(prog: str = "bitmirror parity") -> Parser:
     seed = "seed of the prompt's tokens and of sampling"
     add("-s", "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help=seed)
 
-    shared.add_other(top.add_argument_group("other"), "print a line per layer, and show the traceback of an error")
+    group = top.add_argument_group("other")
+    group.add_argument("--report", metavar="FILE", type=filled("name a file"), help=REPORT)
+    shared.add_other(group, "print a line per layer, and show the traceback of an error")
     return top
 
 
@@ -105,14 +117,19 @@ def run(args: argparse.Namespace) -> int:
     from engine.devices import open_device
 
     try:
-        open_device(args.device)  # so that a missing GPU is reported before a model is read
+        gpu = open_device(args.device)  # so that a missing GPU is reported before a model is read
     except DeviceError as error:
         raise DeviceError(
             f"bitmirror parity compares the CPU with an NVIDIA GPU, and there is none to use: {without_cpu(error)}"
         ) from error
+    file = None
+    if args.report is not None:
+        from engine.verify.report import ReportFile, about
+
+        file = ReportFile(args.report, about(cast("Backend", gpu).device.info))
     try:
         with Report(args.verbose) as report:
-            return compare(args, load, report)
+            return compare(args, load, report, file)
     except DeviceError as error:
         raise DeviceError(without_cpu(error)) from error
 
@@ -124,16 +141,13 @@ def without_cpu(error: DeviceError) -> str:
     return re.sub(r"[;,] (?:or )?(?:use )?--device cpu\.?$", "", sentence)
 
 
-def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
-    """Load the model on both devices, compare the two and print the results.  Returns the exit status, 0 or 1."""
-    from engine.cli.table import print_table
+def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report", file: "ReportFile | None") -> int:
+    """Load the model on both devices, compare the two and print the results; file: where they are added to, too.  Returns the
+    exit status, 0 or 1."""
     from engine.gguf.file import read_gguf
     from engine.hub.resolve import resolve
-    from engine.limits import MOST_DRAFTS
     from engine.models.registry import read_config
     from engine.text.tokenizer import Tokenizer
-    from engine.verify.comparison import Comparison
-    from engine.verify.lockstep import Difference
     from engine.verify.tally import Tally
 
     path = resolve(args.model, report.progress)
@@ -148,8 +162,43 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
         raise UsageError(
             f"-c must be 0 or at least {needed}, for {len(ids)} + {args.n_gen} tokens, not {args.ctx_size}"
         )
+    begun, tally = time.perf_counter(), Tally(args.verbose)
+
+    def write(result: str, problem: str = "") -> None:
+        if file is not None:
+            from engine.verify.report import about_model, outcome, without_paths
+
+            chosen = ("cache_type", "ds4_rounding", "batch_size", "gpu_memory", "seed", "n_gen", "verbose")
+            options = {"n_prompt": len(ids), **{name: getattr(args, name) for name in chosen}}
+            seconds = round(time.perf_counter() - begun, 1)
+            about = about_model(path, gguf) | {"options": options, "seconds": seconds}
+            file.add(about | outcome(tally, without_paths(problem, path), result))
+
+    try:
+        difference = _compare(args, load, report, path, ids, tally)
+    except Exception as error:
+        write("error", without_cpu(error) if isinstance(error, DeviceError) else f"{type(error).__name__}: {error}")
+        raise
+    if difference is not None:
+        print(f"\nDIFFERENT: {difference}")
+        write("different", str(difference))
+        return 1
+    print(f"\nall {tally.values} values compared are equal, bit for bit.")
+    write("equal")
+    return 0
+
+
+def _compare(
+    args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report", path: Path, ids: list[int], tally: "Tally"
+) -> "Difference | None":
+    """Compare the model at ``path`` on both devices, and print the table.  Returns the first difference."""
+    from engine.cli.table import print_table
+    from engine.limits import MOST_DRAFTS
+    from engine.verify.comparison import Comparison
+    from engine.verify.lockstep import Difference
+
     options: dict[str, Any] = {
-        "n_ctx": args.ctx_size or needed,
+        "n_ctx": args.ctx_size or len(ids) + args.n_gen,
         "cache_type": args.cache_type,
         "ds4_rounding": args.ds4_rounding,
         "draft_max": MOST_DRAFTS,  # so that the state before a pass is still kept after it
@@ -167,9 +216,8 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
     print(f"CPU, {threads}, and {gpu.model.ops.label}, arithmetic {ARITHMETIC}\n", flush=True)
 
-    tally = Tally(args.verbose)
     both = Comparison(cpu, gpu, ids, args.seed, tally)
-    error = None
+    found = None
     try:
         report.line("every operation on both devices ...")
         both.kernels(ids, tally.note)
@@ -183,13 +231,9 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
             report.line("answers ...")
             both.answers(tokens)
     except Difference as difference:
-        error = difference
+        found = difference
     print_table(tally.HEAD, tally.rows(), right=("layers", "values", "differing bits"), titled=True)
-    if error:
-        print(f"\nDIFFERENT: {error}")
-        return 1
-    print(f"\nall {tally.values} values compared are equal, bit for bit.")
-    return 0
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

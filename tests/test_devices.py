@@ -1,16 +1,18 @@
 """Devices: their names, and that a GPU that is missing, too old or too small is reported in one sentence."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import engine
-from engine import devices
+from engine import devices, parity
 from engine.checks import memory_size
 from engine.devices import check_gpu_memory, describe_devices, open_device, parse_device, why_no_gpu
 from engine.errors import ContextError, DeviceError, UsageError
@@ -330,6 +332,21 @@ def test_a_model_and_its_draft_share_the_limit(measuring: MeasuringDriver, monke
             assert memory is not None and memory.free == (2 << 30) - CONTEXT - used
     with pytest.raises(ContextError, match=r"and [0-9]+ MiB are free; choose a smaller"):
         engine.load("pycoder-draft", gpu_memory=CONTEXT + 16 * MIB, **options)
+
+
+def test_the_report_of_a_comparison_that_fails(measuring: MeasuringDriver, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "report.json"
+    words = ["pycoder-draft", "--gpu-memory", "520M", "-p", "5", "-n", "0", "--report", str(file)]
+    assert parity.main(words) == 2
+    problem = sentence(capsys).removeprefix("error: ")
+    report = json.loads(file.read_text())
+    (model,) = report["models"]
+    assert model["problem"] == f"ContextError: {problem}" and "are free; choose a smaller" in problem
+    assert (model["result"], model["values"], model["options"]["gpu_memory"]) == ("error", 0, 520 * MIB)
+    assert report["gpu"]["driver"].endswith("CUDA 13.1")
+    measuring.gpus[0] = ("Abacus X2", (9, 0))
+    assert parity.main(words) == 2
+    assert "it is the report of another machine" in sentence(capsys)
 
 
 def test_a_gpu_that_is_limited_on_the_command_line(measuring: MeasuringDriver, capsys: Capture) -> None:

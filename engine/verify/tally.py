@@ -1,8 +1,9 @@
 """The table of ``engine/parity.py``: the comparisons and the number of bits that differ."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.verify.lockstep import Check, Site
@@ -10,14 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Line:
-    """A line of the table: the subject, its shapes and layers (each once, in order), the number of values, and the number of
-    differing bits."""
+    """A line of the table: the subject, its shapes and layers (each once, in order), the number of values, the number of
+    differing bits, and the seconds between these comparisons and the ones before each."""
 
     compared: dict[str, None] = field(default_factory=dict)
     shapes: dict[str, None] = field(default_factory=dict)
     layers: dict[str, None] = field(default_factory=dict)
     values: int = 0
     bits: int = 0
+    seconds: float = 0.0
 
 
 class Tally:
@@ -29,6 +31,7 @@ class Tally:
         self.values = 0
         self._verbose = verbose
         self._lines: dict[tuple[str, ...], Line] = {}
+        self._last = time.perf_counter()
 
     def note(self, site: "Site", check: "Check") -> None:
         """Add a comparison of a kernel's output."""
@@ -52,6 +55,24 @@ class Tally:
         line.values += values
         line.bits += bits
         self.values += values
+        now = time.perf_counter()
+        line.seconds += now - self._last
+        self._last = now
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The lines as plain values, for a program."""
+        for (operation, tensors, kernel, _), line in self._lines.items():
+            yield {
+                "operation": operation,
+                "tensors": tensors,
+                "kernel": kernel,
+                "compared": list(line.compared),
+                "shapes": list(line.shapes),
+                "layers": list(line.layers),
+                "values": line.values,
+                "differing_bits": line.bits,
+                "seconds": round(line.seconds, 3),
+            }
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The cells of each line, in the order of ``HEAD``."""

@@ -1,6 +1,7 @@
 """Whole models on a simulated GPU: ``engine/cuda/backend.py`` and ``engine/parity.py``, every kernel run thread by thread."""
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -180,9 +181,10 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
 
 
 @pytest.mark.thorough
-def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(path: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = path("qwen3", "Q8_0")
-    assert parity.main([str(file), "-p", "1", "-n", "3", "-ct", "f32", "-t", "1"]) == 0
+    flags = ["-p", "1", "-n", "3", "-ct", "f32", "-t", "1", "--report", str(tmp_path / "report.json")]
+    assert parity.main([str(file), *flags]) == 0
     out = capsys.readouterr().out
     *table, last = out.splitlines()
     assert table[0] == "qwen3-Q8_0.gguf: qwen3, 1 layers, f32 cache, 1 + 3 tokens"
@@ -192,6 +194,11 @@ def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in table[2:] if line and line.split()[-1].isdecimal()]
     assert {line[-1] for line in lines} == {"0"}
     assert sum(int(line[-2]) for line in lines) == total
+    report = json.loads((tmp_path / "report.json").read_text())
+    (model,) = report["models"]
+    assert (report["gpu"]["name"], model["file"], model["result"]) == ("simulated GPU", file.name, "equal")
+    assert model["values"] == total == sum(line["values"] for line in model["comparisons"])
+    assert len(model["comparisons"]) == len(lines) and model["seconds"] > 0
     for words in (
         "attention rope rotated query, stored key, stored value",
         "matmul_add ffn_down matmul_quantized result",
@@ -332,7 +339,7 @@ def test_a_wrong_cache(models: Any) -> None:
 
 
 def test_the_command_names_what_differs(
-    path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(SimulatedDevice):
         def __init__(self, index: int = 0) -> None:
@@ -344,7 +351,8 @@ def test_the_command_names_what_differs(
                 self.at(arguments[-1])[3] ^= 0x80
 
     monkeypatch.setattr(backend, "Device", Broken)
-    assert parity.main([str(path("qwen3", "Q8_0")), "-p", "1", "-n", "0"]) == 1
+    report = tmp_path / "report.json"
+    assert parity.main([str(path("qwen3", "Q8_0")), "-p", "1", "-n", "0", "--report", str(report)]) == 1
     *_, head, cpu, gpu, verdict = capsys.readouterr().out.splitlines()
     assert head.startswith(
         "DIFFERENT: outside of the layers, embed token_embd, kernel embed_quantized[Q8_0]: result[0, 0]"
@@ -352,6 +360,13 @@ def test_the_command_names_what_differs(
     # A sign.
     assert float(cpu.split()[-1]) == -float(gpu.split()[-1]) != 0
     assert verdict.startswith("the kernel embed_quantized[Q8_0] is at fault")
+    (model,) = json.loads(report.read_text())["models"]
+    assert (model["result"], model["problem"]) == (
+        "different",
+        "\n".join((head, cpu, gpu, verdict))[len("DIFFERENT: ") :],
+    )
+    (line,) = model["comparisons"]
+    assert (line["kernel"], line["differing_bits"]) == ("embed_quantized", 1) and model["differing_bits"] == 1
 
 
 # --- what the simulated device imitates ------------------------------------------------------------------------
