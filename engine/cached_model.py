@@ -12,7 +12,9 @@ from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
 from engine.decode.core import EngineCore
+from engine.decode.device import can_sample, device_steps
 from engine.decode.prefill import PrefillSlice
+from engine.decode.running import Steps
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.errors import ContextError, UsageError
@@ -22,6 +24,7 @@ from engine.locking import IN_USE, Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import recurrent_bytes, snapshot_bytes
 from engine.sampling.finite import check_rows
+from engine.sampling.sampler import SamplerParams
 from engine.text.tokenizer import Tokenizer
 
 CLOSED = "this model is closed; open it again with engine.load()."
@@ -67,6 +70,8 @@ class CachedModel:
         kept = self.states, self.snapshot_bytes
         slots = [Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences]
         self.slots = Slots(slots, model.cache, model.ops.decode_rows)
+        #: The steps of ``device_steps``, once they were wanted.
+        self._device_steps: Steps | None = None
         self.core = EngineCore(self)
         #: The function of the user that may be running in the middle of a pass, and its thread.
         self._caller, self._thread = "", 0
@@ -123,6 +128,17 @@ class CachedModel:
             slot = self.slots.free(tokens, salt)
         assert slot is not None
         return slot
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def device_steps(self, params: SamplerParams) -> Steps | None:
+        """The steps of this model whose tokens its device chooses, for answers with these parameters; None if the host has to
+        choose the tokens."""
+        if not can_sample(self.model.ops, params):
+            return None
+        if self._device_steps is None:
+            self._device_steps = device_steps(self.model)
+        return self._device_steps
 
     # --- the forward pass --------------------------------------------------------------------------------------
 

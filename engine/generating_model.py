@@ -14,7 +14,7 @@ from engine.cache.kv import KVCache
 from engine.cached_model import CachedModel, Closed
 from engine.compile.jobs import Job
 from engine.decode.core import POLL_SECONDS, EngineCore
-from engine.decode.device import can_sample
+from engine.decode.device import can_sample, load_step_kernels, step_jobs
 from engine.decode.request import Request
 from engine.locking import in_turn
 from engine.memory import Memory
@@ -61,7 +61,8 @@ class GeneratingModel(CachedModel):
     def jobs(self) -> list[Job]:
         """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
-        jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
+        ops = self.model.ops
+        jobs: dict[Job, None] = dict.fromkeys([*ops.jobs(self.model), *step_jobs(ops)])
         for params in CHOICES:
             jobs.update(dict.fromkeys(Sampler(params, self.config.n_vocab).jobs()))
         if isinstance(self.draft, DraftModel):
@@ -75,6 +76,7 @@ class GeneratingModel(CachedModel):
         self.reset()
         try:
             self.model.ops.warm_up(self.model)
+            load_step_kernels(self.model.ops)
         finally:
             self.reset()
         for params in CHOICES:
@@ -251,6 +253,7 @@ class GeneratingModel(CachedModel):
                 self.model = cast(Model, Closed())
                 self.cache = cast(KVCache, Closed())
                 self.core = cast(EngineCore, Closed())
+                self._device_steps = None
                 self.slots.close()
                 if isinstance(draft, DraftModel):
                     draft.llm.close()

@@ -10,6 +10,7 @@ from engine.cache.types import CHUNK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, memory_size, whole
 from engine.compile.pool import compile_all
+from engine.decode.device import ahead_drafted
 from engine.devices import check_batch_size, check_gpu_memory, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
@@ -313,7 +314,7 @@ def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
 def _rewind(draft_max: int, ops: Ops) -> int:
     """The number of latest tokens that recurrent layers can roll back: those of all passes in flight, each with its drafts,
     and the token before them, which a hybrid that drafts for another model reads again."""
-    return 1 + ops.ahead_drafted * ((draft_max or DRAFT_MAX["mtp"]) + 1)
+    return 1 + ahead_drafted(ops) * ((draft_max or DRAFT_MAX["mtp"]) + 1)
 
 
 def _context(

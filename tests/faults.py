@@ -761,7 +761,7 @@ FAULTS = (
     Fault(
         "a parameter that the GPU ignores",
         "sampler",
-        "engine/cuda/sample.py",
+        "engine/decode/device_params.py",
         "if params.penalizes_repetitions or params.excludes_top_choices or params.logits_processors:\n        return False",
         "if params.penalizes_repetitions or params.excludes_top_choices or params.logits_processors:\n        pass",
         "DRY, XTC and logits processors have no effect on a GPU",
@@ -852,7 +852,7 @@ FAULTS = (
     Fault(
         "steps in flight after an error",
         "batching",
-        "engine/cuda/runtime/steps.py",
+        "engine/decode/device_steps.py",
         "        while self._in_flight:\n            for running, _ in self._in_flight[0].requests:\n",
         "        while False:\n            for running, _ in self._in_flight[0].requests:\n",
         "after an unexpected error, answers on a GPU get tokens of passes that were started before it",

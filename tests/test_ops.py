@@ -28,7 +28,7 @@ BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
     | {"rope", "slots_of"}
     | {"compute", "do", "empty", "flush", "record", "run_program"},
-    "cuda": {"can_sample", "capture", "plan", "record", "start", "steps"},
+    "cuda": {"capture", "occupy", "plan", "record", "start"},
 }
 """Public methods that only one backend has."""
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import engine
 from engine.arrays import Batch
-from engine.cuda.runtime.steps import AHEAD
 from engine.cuda.runtime.tensor import DeviceWeight
 from engine.cuda.target import Target
+from engine.decode.device_steps import AHEAD
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running
 from engine.sampling.sampler import Sampler, SamplerParams
@@ -73,7 +73,8 @@ def facts() -> dict[str, Any]:
     llm = engine.load(device=target, n_ctx=1024)
     model, ops = llm.model, llm.model.ops
     sampler = Sampler(SamplerParams(seed=1), llm.config.n_vocab)
-    steps = ops.steps(model)
+    steps = llm.device_steps(sampler.params)
+    assert steps is not None
     run = Running(Request([0], sampler, 1), model.sequence, steps)
     steps.begin(run)
     steps.start([InFlightRequest(run, NOTHING)])

@@ -56,14 +56,13 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
     else each token is one forward pass with its logits."""
-    from engine.decode.device import device_steps
     from engine.decode.request import Request
     from engine.decode.running import Running, follow
     from engine.sampling.sampler import Sampler, SamplerParams
 
     first = llm.sequence.length
     greedy = Sampler(SamplerParams(temperature=0.0, seed=0), llm.config.n_vocab)
-    if (steps := device_steps(llm.model, greedy.params)) is not None:
+    if (steps := llm.device_steps(greedy.params)) is not None:
         history = np.resize(tokens, first + 1).tolist()
         for _ in follow(Running(Request(history, greedy, tokens.size), llm.sequence, steps)):
             pass

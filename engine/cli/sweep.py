@@ -139,7 +139,6 @@ class Sweep:
 def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -> tuple[list[int], float]:
     """The ``n`` likeliest tokens after ``known``, of which the cache holds all but the last, and the share of drafts that was
     kept."""
-    from engine.decode.device import device_steps
     from engine.decode.host_steps import HostSteps
     from engine.decode.request import Request
     from engine.decode.running import Running, Steps, follow
@@ -149,7 +148,7 @@ def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -
     greedy = Sampler(SamplerParams(temperature=0.0, seed=0), llm.config.n_vocab)
     model = llm.model
     speculation = Speculation(params, greedy, llm.draft, llm.n_bytes_read) if params.enabled else None
-    steps: Steps = device_steps(model, greedy.params) or HostSteps(model)
+    steps: Steps = llm.device_steps(greedy.params) or HostSteps(model)
     running = Running(Request(known, greedy, n, speculation), llm.sequence, steps, params)
     tokens = [token for token, _ in follow(running)]
     return tokens, speculation.statistics.acceptance if speculation is not None else 0.0

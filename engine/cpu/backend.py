@@ -58,8 +58,6 @@ class Backend(
     splits = False
     decode_rows = DECODE_ROWS
     """The most rows of a decode batch."""
-    ahead_drafted = 1
-    """The number of steps with drafts that may be in flight at once."""
 
     def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
         """max_rows: the most rows of a pass that reads a prompt, 0: 128; longer prompts take several passes.  The bits do not

@@ -27,9 +27,7 @@ from engine.cuda import (
     embed,
     mtp,
     per_layer,
-    permit,
     rms_norm,
-    sample,
     softcap,
     wide_delta_net,
 )
@@ -43,13 +41,12 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.memory import PersistentMemory
+from engine.cuda.runtime.occupant import Occupant
 from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
-from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
-from engine.decode.running import Steps
 from engine.gguf.pages import give_back, touch
 from engine.limits import DECODE_ROWS
 from engine.machine.memory import available_memory
@@ -65,7 +62,6 @@ from engine.ops.model import AnyModel
 from engine.ops.observation import Observation, Observer
 from engine.ops.operations import Operations
 from engine.ops.weight import Weight
-from engine.sampling.sampler import SamplerParams
 
 BATCH_SIZE = 1024
 """The default number of rows of a pass that reads a prompt."""
@@ -85,7 +81,6 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     splits = True
     decode_rows = DECODE_ROWS
     """The most rows of a decode batch: a constant of the kernels that lay them out and accept drafts."""
-    ahead_drafted = DeviceSteps.ahead_drafted
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
         """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,
@@ -103,7 +98,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self._mapped: list[np.ndarray] = []
         #: The groups of rows of products of groups, by their number.
         self._groups: dict[int, Tensor] = {}
-        self._steps: DeviceSteps | None = None
+        #: Who has started the latest decode pass outside of ``run`` and may still need what it left in memory.
+        self._occupant: Occupant | None = None
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
         self._needed: dict[AnyModel[Tensor], list[Specialization]] = {}
@@ -246,8 +242,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     ) -> SplitPlan:
         """A pass whose inputs are in place."""
         prefill = batch.role is Role.PREFILL
-        if not prefill and self._steps is not None:
-            self._steps.choose()  # this pass overwrites what the choice reads
+        if not prefill and self._occupant is not None:
+            self._occupant.leave(inputs is None)
         if prefill and self._split is not None:
             self._split.finish()
         rows, asked = batch.rows, n_logits
@@ -262,8 +258,6 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         given = ((place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, slots))
         for target, numbers in given:
             self.device.write(target.address, np.pad(numbers, (0, rows - batch.rows), "edge"))
-        if place is self._inputs and self._steps is not None:
-            self._steps.displace()
         wanted = None
         if plan.result is not None and n_logits:
             wanted = plan.result[: batch.rows if batch.mixed else n_logits]
@@ -333,10 +327,6 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
-        for greedy in (True, False):
-            kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
-        kernels[permit.permit(permit.THREADS)] = None
-        kernels.update(dict.fromkeys(drafting_kernels()))
         return self._needed.setdefault(model, list(kernels))
 
     def _drafting(self, model: AnyModel[Tensor]) -> list[Specialization]:
@@ -371,6 +361,13 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         """Compile the kernels of a plan and capture its graph."""
         self.plans.capture(plan)
 
+    def occupy(self, occupant: Occupant) -> None:
+        """Note who starts the next decode pass (``start``) and will need what it leaves in memory.  Whoever started the one
+        before is told, because its results and rows will be overwritten."""
+        if self._occupant is not None and self._occupant is not occupant:
+            self._occupant.leave(True)
+        self._occupant = occupant
+
     def start(self, plan: Plan) -> None:
         """Start the kernels of a plan one by one; with an observer, each waits for the one before it."""
         observer = self._observer
@@ -387,18 +384,6 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     def observe(self, observer: Observer[Tensor] | None) -> None:
         self._observer = observer
-
-    # --- sampling ----------------------------------------------------------------------------------------------
-
-    def can_sample(self, params: SamplerParams) -> bool:
-        """Whether ``steps`` can choose tokens with these parameters."""
-        return sample.supported(params)
-
-    def steps(self, model: AnyModel[Tensor]) -> Steps:
-        """Steps of ``model`` whose tokens the device chooses.  Answers may take part for which ``can_sample`` is true."""
-        if self._steps is None:
-            self._steps = DeviceSteps(self, model)
-        return self._steps
 
     # --- operations --------------------------------------------------------------------------------------------
 

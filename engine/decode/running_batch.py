@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
-from engine.decode.device import device_steps
 from engine.decode.host_steps import HostSteps
 from engine.decode.prefill import Prefilling
 from engine.decode.request import Request, Waiting
@@ -153,7 +152,7 @@ class RunningBatch:
         adapts = speculation is None or speculation.adapts
         # What drafts are drawn from takes a grammar into account, and the host draws them.
         on_host = request.with_logits or sequential or (request.masked and not adapts)
-        steps = None if on_host else device_steps(self.model, request.sampler.params)
+        steps = None if on_host else self.served.device_steps(request.sampler.params)
         if steps is None:
             return self.host
         self._device = steps

@@ -3,9 +3,11 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from engine.decode.running import Steps
 from engine.decode.slots import Slots
 from engine.locking import Lock
 from engine.models.base import Model
+from engine.sampling.sampler import SamplerParams
 
 
 class ServedModel(Protocol):
@@ -24,3 +26,7 @@ class ServedModel(Protocol):
 
     def reserved(self, caller: str) -> AbstractContextManager[None]:
         """Refuse any use of the model by ``caller``."""
+
+    def device_steps(self, params: SamplerParams) -> Steps | None:
+        """The steps of the model whose tokens its device chooses, for requests with these parameters; None if the host has to
+        choose the tokens."""

@@ -23,7 +23,7 @@ from engine.ops.latent import Latent
 class Arithmetic(Protocol[A, V, M]):
     """The operations of a pass on arrays ``A``, values ``V`` (arrays or deferred results) and matrices ``M``.
 
-    They may be called only within ``run``, ``warm_up`` or ``steps``.
+    They may be called only within ``run``, ``jobs`` or ``warm_up``.
     """
 
     def embed(self, table: M, tokens: A, scale: float = 1.0) -> A:

@@ -51,9 +51,6 @@ class Executor(Protocol[A]):
     splits: bool
     """Whether prefill passes are split into several pieces (``split``)."""
 
-    ahead_drafted: int
-    """The maximum number of steps with drafts in flight."""
-
     def inputs(self) -> Batch[A] | None:
         """Allocate memory for the tokens and positions, int32 [rows] each, of passes that run between the steps of an answer.
 
@@ -82,7 +79,7 @@ class Executor(Protocol[A]):
         """
 
     def jobs(self, model: AnyModel[A]) -> list[Job]:
-        """Compile jobs, one for each kernel that the passes and steps of a model use.  Any process can run them."""
+        """Compile jobs, one for each kernel that the passes of a model and of its drafter use.  Any process can run them."""
 
     def warm_up(self, model: AnyModel[A]) -> None:
         """Load the kernels of :meth:`jobs`, and compile those that are not compiled yet.  Overwrites the cache of the

@@ -8,7 +8,8 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
-from engine.cuda.sample import DeviceSampler, Rows, edits
+from engine.decode.device_params import edits
+from engine.decode.device_sampler import DeviceSampler, Rows
 from engine.limits import DECODE_ROWS, MOST_LOGITS
 from engine.llm import LLM
 from engine.sampling.sampler import Sampler, SamplerParams

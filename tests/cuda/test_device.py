@@ -542,7 +542,8 @@ def test_sampling(gpu: Any, n_vocab: int, ties: bool, permitted: float | None) -
     """20 tokens of each sampler, each chosen with the ones before it; permitted: the share of the vocabulary that a mask
     permits besides one token."""
     from engine.cuda.permit import Masks
-    from engine.cuda.sample import DeviceSampler, Rows, edits
+    from engine.decode.device_params import edits
+    from engine.decode.device_sampler import DeviceSampler, Rows
 
     n_ctx, rng = 64, np.random.default_rng(n_vocab)
     machine, masks = DeviceSampler(gpu.device, n_vocab, n_ctx), Masks(gpu.device, n_vocab)

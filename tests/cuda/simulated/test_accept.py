@@ -15,6 +15,7 @@ from engine.cpu import accept as law
 from engine.cuda import accept, sample
 from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
 from engine.cuda.runtime.simulator import run
+from engine.decode.device_params import pack_params
 from engine.limits import DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import MODES
@@ -90,7 +91,7 @@ class Step:
         positions = self.at + np.arange(DECODE_ROWS, dtype=np.int32)
         history, certain = np.full(N_CTX, -99, np.int32), np.array([self.at], np.int32)
         ring, step = np.full((RING_STEPS, RESULT_WORDS), EMPTY, np.int32), np.array([done], np.int32)
-        params = sample.pack_params(Sampler(SamplerParams(seed=self.seed), N_VOCAB), self.p_accept)
+        params = pack_params(Sampler(SamplerParams(seed=self.seed), N_VOCAB), self.p_accept)
         starts, slots = np.array([0, rows], np.int32), np.zeros(DECODE_ROWS, np.int32)
         state = [found, starts, N_CTX, tokens, positions, slots, history, certain, ring, ring, RING_STEPS, step, params]
         run(accept.accept(mode), 1, 32 if mode == "exact" else MOST_K, [*state, *self.lists(mode)], seed=done)
@@ -295,7 +296,7 @@ def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entri
         part = slice(start, start + n)
         found[part], tokens[part], positions[part] = step.found, [7, *step.drafts], step.at + np.arange(n)
         sequences[part] = slot
-        params[slot] = sample.pack_params(Sampler(SamplerParams(seed=step.seed), N_VOCAB), step.p_accept)[0]
+        params[slot] = pack_params(Sampler(SamplerParams(seed=step.seed), N_VOCAB), step.p_accept)[0]
         for mine, its in ((target, step.target), (source, step.source)):
             mine.ids[part], mine.p[part], mine.n[part] = its.ids[:n], its.p[:n], its.n[:n]
     history, ring = (

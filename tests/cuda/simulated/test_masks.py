@@ -123,6 +123,29 @@ def test_answers_with_grammars_ride_with_others(ops: Any) -> None:
     assert party.sizes == {"a": [1, 1, 1, 2, 1], "b": [1, 1, 1, 1, 3, 2, 1, 1, 1, 3, 1], "c": [1, 1, 1, 2, 1]}
 
 
+def test_two_models_of_a_backend_take_turns(ops: Any) -> None:
+    """Each has steps of its own, in flight at the same time, which share rows and results: what one has left is read before
+    the other overwrites it."""
+    party, other = Masked(ops), Masked(ops)
+    for each in (party, other):
+        each.join("b")
+        each.join("c")
+    party.start(b="")
+    other.start(b="", c="")
+    party.start(b="")
+    other.start(b="", c="")
+    for each in (party, other, party, other):
+        each.take()
+    for word in ("", "+-", ""):
+        party.step(b=word)
+        other.step(b=word, c=word)
+    party.step(c="")
+    other.leave("b", "c")
+    party.leave("b", "c")
+    assert party.sizes == {"a": [], "b": [1, 1, 1, 2, 1], "c": [1]}
+    assert other.sizes == {"a": [], "b": [1, 1, 1, 2, 1], "c": [1, 1, 1, 2, 1]}
+
+
 def test_an_answer_leaves_before_its_tokens_are_chosen(ops: Any) -> None:
     """Those of the others are chosen all the same, and nothing is written to its slot afterwards."""
     party = Masked(ops)

@@ -20,6 +20,8 @@ from engine.cuda import sample
 from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.simulator import run
+from engine.decode.device_params import edits, pack_params, supported, token_of
+from engine.decode.device_sampler import DeviceSampler, Rows
 from engine.errors import ModelError, UsageError
 from engine.limits import DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplerParams
@@ -50,13 +52,13 @@ class Machine:
         self, sampler: Sampler, *rows: np.ndarray, keep_at: int | None = None, seed: int | None = None
     ) -> list[int]:
         """The result for each row; its candidates are stored from row ``keep_at`` on."""
-        params, n_vocab, n = sample.pack_params(sampler), rows[0].size, len(rows)
+        params, n_vocab, n = pack_params(sampler), rows[0].size, len(rows)
         # Rows may be further apart than their length.
         logits = np.full((n, n_vocab + 3), np.inf, np.float32)
         logits[:, :n_vocab] = rows
         shape = [logits, n_vocab + 3, n_vocab]
         self.found[:] = -99
-        if sample.edits(sampler.params):
+        if edits(sampler.params):
             where = [self.history, N_CTX, self.slots, self.positions, 1]
             run(sample.edit(32), n, 32, [*shape[:2], params, *where], seed=seed)
         if self.simulate_maxima:
@@ -103,7 +105,7 @@ def logits_of(n: int, seed: int, kind: str = "normal") -> np.ndarray:
 
 
 def agree(params: SamplerParams, logits: np.ndarray, prompt: list[int], **geometry: Any) -> None:
-    assert sample.supported(params)
+    assert supported(params)
     sampler = Sampler(params, logits.size)
     expected = sampler.sample(logits, len(prompt), prompt)
     assert Machine(prompt, **geometry).sample(sampler, logits) == [expected]
@@ -194,7 +196,7 @@ def test_every_logit_after_edit(threads_seed: int) -> None:
     sampler, machine, logits = Sampler(params, 50), Machine(prompt), logits_of(50, 1)
     expected = sampler._edit(logits, prompt)
     where = [machine.history, N_CTX, machine.slots, machine.positions, 1]
-    run(sample.edit(32), 1, 32, [logits, logits.size, sample.pack_params(sampler), *where], seed=threads_seed)
+    run(sample.edit(32), 1, 32, [logits, logits.size, pack_params(sampler), *where], seed=threads_seed)
     assert np.array_equal(logits.view(np.int32), expected.view(np.int32))
 
 
@@ -272,7 +274,7 @@ def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float
         machine.sample(sampler, fine, logits, keep_at=0)
         assert machine.counts[0] > 0 and machine.counts[1] == 0
     with pytest.raises(expected.type, match=re.escape(str(expected.value))):
-        sample.token_of(code, sampler)
+        token_of(code, sampler)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float
     ],
 )
 def test_supported(changes: dict[str, Any], can: bool) -> None:
-    assert sample.supported(SamplerParams(**changes)) == can
+    assert supported(SamplerParams(**changes)) == can
 
 
 def test_a_parameter_that_is_not_listed_is_not_supported() -> None:
@@ -312,8 +314,8 @@ def test_a_parameter_that_is_not_listed_is_not_supported() -> None:
     class Extended(SamplerParams):
         novelty: float = 0.0
 
-    assert sample.supported(Extended())
-    assert not sample.supported(Extended(novelty=0.1))
+    assert supported(Extended())
+    assert not supported(Extended(novelty=0.1))
 
 
 class FakeDevice:
@@ -332,11 +334,11 @@ class FakeDevice:
         """The memory from an address to the end of its array."""
         return self.memory[address >> 32].reshape(-1).view(np.uint8)[address & 0xFFFFFFFF :]
 
-    def rows_of(self, machine: Machine, rows: int = 1) -> sample.Rows:
+    def rows_of(self, machine: Machine, rows: int = 1) -> Rows:
         """A step of one answer."""
         machine.starts = np.array([0, rows], np.int32)
         arrays = machine.tokens, machine.positions, machine.slots, machine.starts, machine.history
-        return sample.Rows(*map(self.add, arrays))
+        return Rows(*map(self.add, arrays))
 
     def allocate(self, n_bytes: int, what: str) -> SimpleNamespace:
         return SimpleNamespace(address=self.add(np.full(n_bytes, 0xFF, np.uint8)))
@@ -376,7 +378,7 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
     """Plain steps that follow each other, past the end of the ring and of the context."""
     params = SamplerParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
     history, sampler = [3] * (N_CTX - 6), Sampler(params, 100)
-    state, machine = Machine(history), sample.DeviceSampler(cast(Any, device), 100, N_CTX, RING_STEPS)
+    state, machine = Machine(history), DeviceSampler(cast(Any, device), 100, N_CTX, RING_STEPS)
     rows, at = device.rows_of(state), device.add(state.at)
     machine.begin(sampler)
     for step in range(8):
@@ -394,9 +396,9 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
 def test_device_sampler(device: FakeDevice) -> None:
     """Two samplers, one after the other; the host reads results after every third step."""
     n, prompt = 200, [5, 6]
-    machine = sample.DeviceSampler(cast(Any, device), n, N_CTX, RING_STEPS)
+    machine = DeviceSampler(cast(Any, device), n, N_CTX, RING_STEPS)
     for params in (SamplerParams(temperature=0), SamplerParams(top_k=9, repeat_penalty=1.8, seed=3)):
-        sampler, choice = Sampler(params, n), (params.greedy, sample.edits(params))
+        sampler, choice = Sampler(params, n), (params.greedy, edits(params))
         machine.begin(sampler)
         state, history = Machine(prompt), list(prompt)
         rows, at = device.rows_of(state), device.add(state.at)
@@ -415,7 +417,7 @@ def test_device_sampler(device: FakeDevice) -> None:
 def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None:
     """A step of 3 rows with certain drafts, the first of which is what the target chooses, and one that cannot be sampled."""
     params = SamplerParams(temperature=temperature, top_k=8, seed=11)
-    sampler, machine = Sampler(params, 70), sample.DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS)
+    sampler, machine = Sampler(params, 70), DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS)
     machine.begin(sampler, mode, p_accept=2.0)
     state, logits = Machine([5]), np.array([logits_of(70, row) for row in range(3)])
     first = [sampler.sample(x, 1 + row) for row, x in enumerate(logits)]
@@ -450,7 +452,7 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
 def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None:
     """Tokens are only found, and candidates stored if their probabilities will be needed."""
     sampler = Sampler(SamplerParams(top_k=5, seed=2), 70)
-    machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS)
+    machine = DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS)
     machine.begin(sampler, mode)
     state, logits = Machine([5, 6]), logits_of(70, 3)
     machine.launch_draft(device.add(logits.copy()), 70, device.rows_of(state, 4), False, False, mode, draft=2)
@@ -483,14 +485,14 @@ class Answers:
         self.device, self.slots, self.mode = device, slots, mode
         device.simulate_maxima = False
         n_slots = max(slots) + 2
-        self.machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS, n_slots)
+        self.machine = DeviceSampler(cast(Any, device), 70, N_CTX, RING_STEPS, n_slots)
         self.samplers = [Sampler(params, 70) for params in ANSWERS[: len(slots)]]
         self.known = [[*range(3 + e)] for e in range(len(slots))]
         self.history = np.full((n_slots, N_CTX), -99, np.int32)
         self.tokens, self.positions, self.sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
         self.starts = np.zeros(DECODE_ROWS + 1, np.int32)
         arrays = self.tokens, self.positions, self.sequences, self.starts, self.history
-        self.rows = sample.Rows(*map(device.add, arrays))
+        self.rows = Rows(*map(device.add, arrays))
         self.at = np.full(n_slots, -99, np.int32)
         self.address = device.add(self.at)
         for slot, sampler, known in zip(slots, self.samplers, self.known, strict=True):

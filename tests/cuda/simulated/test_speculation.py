@@ -20,7 +20,7 @@ from engine.cache.kv import AttentionCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
-from engine.cuda.runtime.steps import DeviceSteps
+from engine.decode.device_steps import DeviceSteps
 from engine.decode.host_steps import HostSteps
 from engine.models.base import Model
 from engine.models.delta_net_config import DeltaNetConfig

@@ -20,6 +20,7 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.cache.types import F16
 from engine.cuda import backend, sample
 from engine.cuda.runtime.compiler import Specialization
+from engine.decode.device_steps import DeviceSteps
 from engine.decode.host_steps import HostSteps
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, follow, launch
@@ -125,7 +126,7 @@ class Party:
         """alone: each prompt and its whole answer, computed alone on the CPU, where the host chooses tokens."""
         self.model: Any = model
         self.draft: Any = draft
-        self.steps: Any = model.ops.steps(model)
+        self.steps: Any = DeviceSteps(model.ops, model)
         self.alone = dict(zip(NAMES, alone, strict=True))
         self.n_vocab = model.config.n_vocab
         self.runs: dict[str, Running] = {}
@@ -409,7 +410,7 @@ def test_pages_for_all_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """A pass makes as many drafts for each answer, so it needs pages for all of them, in both caches."""
     model: Any = Table(ops, 128)
     draft: Any = draft_model(model)
-    steps: Any = ops.steps(model)
+    steps: Any = DeviceSteps(ops, model)
     monkeypatch.setattr(steps, "_graph", lambda *given: (SimpleNamespace(launch=lambda: None), None))
     batch = []
     for slot, count in ((1, 3), (2, 0)):

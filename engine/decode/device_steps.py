@@ -21,27 +21,25 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from engine.arrays import Batch
-from engine.cuda import accept, sample
-from engine.cuda.permit import Masks
+from engine.cuda import accept, permit
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Device, Graph
+from engine.cuda.runtime.device import Graph
 from engine.cuda.runtime.plans import padded
-from engine.cuda.runtime.tensor import Plan, Tensor
+from engine.cuda.runtime.tensor import Tensor
+from engine.decode.device_drafts import DeviceDrafts, drafting_kernels
+from engine.decode.device_sampler import DeviceSampler, Rows
+from engine.decode.graph_operations import GraphOperations
 from engine.decode.host_steps import ModelSteps
 from engine.decode.running import InFlightRequest, Running, Step
+from engine.decode.step_kind import kind_of
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
 from engine.limits import DECODE_ROWS, IN_FLIGHT
-from engine.ops.device import DeviceOperations
-from engine.ops.executor import Forward
 from engine.ops.model import AnyModel
-from engine.sampling.sampler import Sampler
 from engine.speculative.proposal import DeviceDraft
 
 AHEAD = 4
@@ -55,59 +53,6 @@ LAYOUTS = 16
 
 POLL_SECONDS = 5e-5
 """The time, in seconds, that the host sleeps while it waits for a token and further steps are in flight."""
-
-
-class GraphOperations(Protocol):
-    """The interface of a GPU's backend that steps use."""
-
-    device: Device
-    tokens: Tensor
-    positions: Tensor
-    sequences: Tensor
-
-    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
-        """A zeroed array that outlives the pass."""
-
-    def upload(self, array: np.ndarray) -> Tensor:
-        """A copy of an array in the GPU's memory."""
-
-    def inputs(self) -> Batch[Tensor]:
-        """Memory for the tokens, positions and slots of passes, in addition to ``tokens``, ``positions`` and
-        ``sequences``."""
-
-    def plan(
-        self,
-        forward: Forward[Tensor],
-        rows: int,
-        n_logits: int,
-        inputs: Batch[Tensor] | None = None,
-        mixed: bool = False,
-    ) -> Plan:
-        """A recorded pass."""
-
-    def start(self, plan: Plan) -> None:
-        """Start its kernels one by one."""
-
-    def shares_memory_with(self, other: DeviceOperations) -> bool:
-        """Whether the other backend uses the same device object, and so the same memory and queue."""
-
-
-class Kind(NamedTuple):
-    """Properties of a graph besides its rows: whether sampling is greedy for all requests, whether logits are edited, and how
-    drafts are accepted."""
-
-    greedy: bool
-    with_edit: bool
-    mode: str
-
-
-def kind_of(requests: Sequence[InFlightRequest]) -> Kind:
-    """The kind of a step with these requests.  Only a step with a single request may accept drafts by another rule than
-    ``exact``."""
-    params = [request.running.sampler.params for request in requests]
-    greedy = all(p.greedy for p in params)
-    mode = "exact" if greedy or len(requests) > 1 else requests[0].running.params.accept
-    return Kind(greedy, any(sample.edits(p) for p in params), mode)
 
 
 @dataclass
@@ -153,7 +98,7 @@ class DeviceSteps(ModelSteps):
         self._device = ops.device
         self._model = model
         n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
-        self._chooser = sample.DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
+        self._chooser = DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
         #: The tokens of each request by position, and the position of its last sampled token.
         self._history = ops.zeros((n, self._n_ctx), np.int32)
         self._at = ops.zeros((n,), np.int32)
@@ -167,7 +112,7 @@ class DeviceSteps(ModelSteps):
         self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
         self._drafting: DeviceDrafts | None = None
         self._in_flight: deque[LaunchedBatch] = deque()
-        self._masks: Masks | None = None
+        self._masks: permit.Masks | None = None
         #: The slots of requests that continue at another position than the device assumes.
         self._stray: set[int] = set()
         #: The sampling of the latest pass, until its masks are known.
@@ -177,9 +122,12 @@ class DeviceSteps(ModelSteps):
         """Whether a source can compute its drafts as part of a step."""
         return self._ops.shares_memory_with(draft.ops)
 
-    def displace(self) -> None:
-        """Note that another pass has overwritten the rows."""
-        self._placed = []
+    def leave(self, rows: bool) -> None:
+        """Launch the sampling of the latest pass, whose logits another pass is about to overwrite; rows: whether the rows
+        are overwritten too."""
+        self.choose()
+        if rows:
+            self._placed = []
 
     def begin(self, running: Running) -> None:
         """Add a request.  Its sequence contains all known tokens except the last."""
@@ -194,6 +142,7 @@ class DeviceSteps(ModelSteps):
 
     def start(self, requests: Sequence[InFlightRequest]) -> None:
         """Launch a pass over the last known token and the drafts of each request."""
+        self._ops.occupy(self)
         self.choose()
         for running, _ in requests:
             if running.sequence.slot in self._stray:
@@ -243,7 +192,7 @@ class DeviceSteps(ModelSteps):
             masks += [(row + i, mask) for i, mask in enumerate([*found, *nothing])]
         (graph, logits, stride), self._left = self._left, None
         if self._masks is None:
-            self._masks = Masks(self._device, self._model.config.n_vocab)
+            self._masks = permit.Masks(self._device, self._model.config.n_vocab)
         self._masks.apply(logits, stride, masks)
         graph.launch()
 
@@ -428,91 +377,14 @@ class DeviceSteps(ModelSteps):
             self._graphs[key] = graphs
         return self._graphs[key]
 
-    def _rows(self, rows: int, mixed: bool) -> sample.Rows:
+    def _rows(self, rows: int, mixed: bool) -> Rows:
         """The rows of a step."""
         ops, starts = self._ops, self._starts if mixed else self._alone[rows : rows + 1]
         arrays = ops.tokens, ops.positions, ops.sequences, starts, self._history
-        return sample.Rows(*(array.address for array in arrays))
+        return Rows(*(array.address for array in arrays))
 
 
-class DeviceDrafts:
-    """Passes of a draft model or of the target's MTP layer.  Their tokens become the drafts of the target's step without
-    passing through the host."""
-
-    def __init__(self, draft: DeviceDraft, n_slots: int) -> None:
-        self.draft = draft
-        # It computes on this device, so its arrays are tensors.
-        self._ops = cast(GraphOperations, draft.ops)
-        self._device = self._ops.device
-        self._n_ctx = draft.n_ctx
-        self._inputs = self._ops.inputs()
-        self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx, n_slots=n_slots)
-        self._script = self._ops.zeros((n_slots, self._n_ctx), np.int32)
-        #: Whether drafts are sampled with the parameters of the request in a slot.
-        self.began = [False] * n_slots
-
-    @property
-    def scripted(self) -> bool:
-        """Whether proposals come from a script."""
-        return self.draft.script is not None
-
-    @property
-    def _anchor(self) -> Tensor | None:
-        return cast("Tensor | None", self.draft.anchor)
-
-    def begin(self, sampler: Sampler, slot: int) -> None:
-        """Sample the drafts of a new request with the parameters of ``sampler``."""
-        self._chooser.begin(self.draft.sampler(sampler), "ratio", 0.0, slot)
-        if self.draft.script is not None:
-            self._device.write(self._script[slot : slot + 1].address, self.draft.script)
-        self.began[slot] = True
-
-    def _plan(self, reads: int, n_entries: int) -> Plan:
-        """A pass that reads ``reads`` tokens of each of ``n_entries`` requests."""
-        rows = reads * n_entries
-        n_logits = rows if n_entries > 1 else 1
-        compute = cast(Forward[Tensor], self.draft.compute)
-        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
-
-    def lists(self, mode: str) -> sample.Candidates | None:
-        """The distributions from which the drafts were sampled, if acceptance uses them."""
-        return self._chooser.lists if mode == "ratio" else None
-
-    def kernels(self, count: int, n_entries: int, kind: Kind) -> list[Specialization]:
-        """Record the passes of ``launch``, and return the other kernels that it needs."""
-        for reads in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
-            self._plan(reads, n_entries)
-        choice = self._chooser.kernels(*kind, accept=False)
-        return [accept.begin_draft(self.draft.reads, self._anchor is not None), accept.propose(self.scripted), *choice]
-
-    def launch(self, count: int, n_entries: int, target: sample.Rows, kind: Kind) -> None:
-        """Launch the computation of ``count`` drafts for each entry of the step of the rows ``target``, inside a capture."""
-        device, ops, n_ctx, inputs, history = self._device, self._ops, self._n_ctx, self._inputs, target.history
-        assert inputs.sequences is not None
-        mine = [array.address for array in (inputs.tokens, inputs.positions, inputs.sequences)]
-        anchor = self._anchor
-        place = anchor.address if anchor is not None else 0
-        start = [target.starts, target.positions, target.sequences, n_ctx, history, *mine, place]
-        device.launch(accept.begin_draft(self.draft.reads, anchor is not None), n_entries, 32, start)
-        for i in range(count):
-            reads = self.draft.reads if i == 0 else 1
-            plan = self._plan(reads, n_entries)
-            assert plan.result is not None
-            # Kernels of a pass may read positions before the previous kernel has ended, but here that kernel writes them.
-            device.finish()
-            ops.start(plan)
-            tokens, positions, sequences = (address + 4 * (reads - 1) for address in mine)
-            sampled = sample.Rows(tokens, positions, sequences, target.starts, history)
-            n_vocab, every = plan.result.shape[-1], reads if n_entries > 1 else 1
-            logits = plan.result.address + 4 * n_vocab * (every - 1)
-            self._chooser.launch_draft(
-                logits, every * n_vocab, sampled, *kind, draft=i, n_entries=n_entries, every=reads
-            )
-            arguments = [n_entries, reads, i, n_ctx, target.starts, *mine, history, self._script.address, target.tokens]
-            device.launch(accept.propose(self.scripted), 1, 32, [self._chooser.found.address, *arguments])
-
-
-def drafting_kernels() -> list[Specialization]:
-    """The kernels of steps with drafts, besides those of passes and of sampling."""
-    first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
-    return [accept.lay_out(), *first, accept.propose(False)]
+def step_kernels() -> list[Specialization]:
+    """The kernels of the steps of any model, with and without drafts and masks, besides those of passes."""
+    choices = dict.fromkeys(kernel for greedy in (True, False) for kernel in DeviceSampler.kernels(greedy, True))
+    return [*choices, permit.permit(permit.THREADS), accept.lay_out(), *drafting_kernels()]

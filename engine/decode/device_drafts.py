@@ -1,0 +1,97 @@
+"""The drafts of a model on the target's own device, as a part of the target's step."""
+
+from typing import cast
+
+import numpy as np
+
+from engine.cuda import accept
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.tensor import Plan, Tensor
+from engine.decode.device_sampler import Candidates, DeviceSampler, Rows
+from engine.decode.graph_operations import GraphOperations
+from engine.decode.step_kind import Kind
+from engine.ops.executor import Forward
+from engine.sampling.sampler import Sampler
+from engine.speculative.proposal import DeviceDraft
+
+
+class DeviceDrafts:
+    """Passes of a draft model or of the target's MTP layer.  Their tokens become the drafts of the target's step without
+    passing through the host."""
+
+    def __init__(self, draft: DeviceDraft, n_slots: int) -> None:
+        self.draft = draft
+        # It computes on this device, so its arrays are tensors.
+        self._ops = cast(GraphOperations, draft.ops)
+        self._device = self._ops.device
+        self._n_ctx = draft.n_ctx
+        self._inputs = self._ops.inputs()
+        self._chooser = DeviceSampler(self._device, draft.n_vocab, self._n_ctx, n_slots=n_slots)
+        self._script = self._ops.zeros((n_slots, self._n_ctx), np.int32)
+        #: Whether drafts are sampled with the parameters of the request in a slot.
+        self.began = [False] * n_slots
+
+    @property
+    def scripted(self) -> bool:
+        """Whether proposals come from a script."""
+        return self.draft.script is not None
+
+    @property
+    def _anchor(self) -> Tensor | None:
+        return cast("Tensor | None", self.draft.anchor)
+
+    def begin(self, sampler: Sampler, slot: int) -> None:
+        """Sample the drafts of a new request with the parameters of ``sampler``."""
+        self._chooser.begin(self.draft.sampler(sampler), "ratio", 0.0, slot)
+        if self.draft.script is not None:
+            self._device.write(self._script[slot : slot + 1].address, self.draft.script)
+        self.began[slot] = True
+
+    def _plan(self, reads: int, n_entries: int) -> Plan:
+        """A pass that reads ``reads`` tokens of each of ``n_entries`` requests."""
+        rows = reads * n_entries
+        n_logits = rows if n_entries > 1 else 1
+        compute = cast(Forward[Tensor], self.draft.compute)
+        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
+
+    def lists(self, mode: str) -> Candidates | None:
+        """The distributions from which the drafts were sampled, if acceptance uses them."""
+        return self._chooser.lists if mode == "ratio" else None
+
+    def kernels(self, count: int, n_entries: int, kind: Kind) -> list[Specialization]:
+        """Record the passes of ``launch``, and return the other kernels that it needs."""
+        for reads in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
+            self._plan(reads, n_entries)
+        choice = self._chooser.kernels(*kind, accept=False)
+        return [accept.begin_draft(self.draft.reads, self._anchor is not None), accept.propose(self.scripted), *choice]
+
+    def launch(self, count: int, n_entries: int, target: Rows, kind: Kind) -> None:
+        """Launch the computation of ``count`` drafts for each entry of the step of the rows ``target``, inside a capture."""
+        device, ops, n_ctx, inputs, history = self._device, self._ops, self._n_ctx, self._inputs, target.history
+        assert inputs.sequences is not None
+        mine = [array.address for array in (inputs.tokens, inputs.positions, inputs.sequences)]
+        anchor = self._anchor
+        place = anchor.address if anchor is not None else 0
+        start = [target.starts, target.positions, target.sequences, n_ctx, history, *mine, place]
+        device.launch(accept.begin_draft(self.draft.reads, anchor is not None), n_entries, 32, start)
+        for i in range(count):
+            reads = self.draft.reads if i == 0 else 1
+            plan = self._plan(reads, n_entries)
+            assert plan.result is not None
+            # Kernels of a pass may read positions before the previous kernel has ended, but here that kernel writes them.
+            device.finish()
+            ops.start(plan)
+            tokens, positions, sequences = (address + 4 * (reads - 1) for address in mine)
+            sampled = Rows(tokens, positions, sequences, target.starts, history)
+            n_vocab, every = plan.result.shape[-1], reads if n_entries > 1 else 1
+            logits = plan.result.address + 4 * n_vocab * (every - 1)
+            self._chooser.launch_draft(
+                logits, every * n_vocab, sampled, *kind, draft=i, n_entries=n_entries, every=reads
+            )
+            arguments = [n_entries, reads, i, n_ctx, target.starts, *mine, history, self._script.address, target.tokens]
+            device.launch(accept.propose(self.scripted), 1, 32, [self._chooser.found.address, *arguments])
+
+
+def drafting_kernels() -> list[Specialization]:
+    """The kernels that drafts add to steps, besides those of passes and of sampling."""
+    return [*(accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False))), accept.propose(False)]

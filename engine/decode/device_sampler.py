@@ -1,0 +1,244 @@
+"""The kernels that choose tokens on a GPU: their memory, and their launches."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.cuda import sample
+from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
+from engine.cuda.accept import accept as end_of_step
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.device import Buffer, Device
+from engine.cuda.sample import PARAMS
+from engine.decode.device_params import pack_params, token_of
+from engine.limits import DECODE_ROWS
+from engine.sampling.sampler import Sampler
+from engine.speculative.params import MODES
+
+
+class Candidates(NamedTuple):
+    """Addresses of the lists that ``draw`` writes and ``accept`` compares: ids int32 and probabilities float32 [16][256],
+    counts int32 [16]."""
+
+    ids: int
+    probabilities: int
+    counts: int
+
+
+NOWHERE = Candidates(0, 0, 0)
+"""No lists."""
+
+
+class Rows(NamedTuple):
+    """Addresses of the rows of a step and of what it reads and prepares; see ``engine/cuda/accept.py``.
+
+    tokens, positions, sequences: int32 [16]; starts: int32 [17], the first row of each entry; history: int32 [slots, n_ctx],
+    which already contains the drafts.
+    """
+
+    tokens: int
+    positions: int
+    sequences: int
+    starts: int
+    history: int
+
+
+class DeviceSampler:
+    """The memory of the kernels that choose tokens, and their launches.
+
+    One step: the logits of up to 16 rows of one or more answers become one token per row; the tokens that follow from each
+    other are kept, and the last of each answer, its position and the tokens in between are stored where the next step reads
+    them.  Each answer has a slot.  The host sets ``history`` and, with :meth:`begin`, the parameters of a slot.
+
+    ``mode`` is a way to accept drafts, one of :data:`engine.speculative.params.MODES`.  A greedy choice has no distribution,
+    so every mode is exact then.
+    """
+
+    def __init__(self, device: Device, n_vocab: int, n_ctx: int, ring_steps: int = 64, n_slots: int = 1) -> None:
+        """device: an ``engine.cuda.runtime.device.Device``; ring_steps: the most steps in flight at once, a power of two;
+        n_slots: the number of answers that may be under way at once."""
+        assert ring_steps & (ring_steps - 1) == 0
+        self._device = device
+        self.n_vocab = n_vocab
+        self.n_ctx = n_ctx
+        #: int32 [n_slots][ring_steps][32] written by the device: the results of the steps of each slot in turn; see
+        #: ``engine/cuda/accept.py``.
+        self.ring, self.ring_address = device.pinned((n_slots, ring_steps, RESULT_WORDS), np.int32)
+        self.ring[...] = EMPTY
+        self.params = device.allocate(PARAMS.itemsize * n_slots, "the samplers' parameters")
+        self.best = device.allocate(8 * sample.GROUPS * DECODE_ROWS, "the sampler's candidates")
+        self.found = device.allocate(4 * DECODE_ROWS, "the tokens found")
+        self.step = device.allocate(4 * n_slots, "the number of steps")
+        #: The number of results of each slot that have been taken.
+        self.taken = [0] * n_slots
+        self._samplers: list[Sampler | None] = [None] * n_slots
+        self._lists: list[Buffer] = []
+
+    @property
+    def lists(self) -> Candidates:
+        """Where candidates are stored, in memory that is allocated on first use."""
+        if not self._lists:
+            words = MOST_K * DECODE_ROWS, MOST_K * DECODE_ROWS, DECODE_ROWS, DECODE_ROWS, DECODE_ROWS + 1
+            self._lists = [self._device.allocate(4 * n, "the lists of candidates") for n in words]
+            self._device.write(self._lists[3].address, np.zeros(DECODE_ROWS, np.int32))
+            self._device.write(self._lists[4].address, np.arange(DECODE_ROWS + 1, dtype=np.int32))
+        return Candidates(*(memory.address for memory in self._lists[:3]))
+
+    @property
+    def no_lists(self) -> Candidates:
+        """Lists of drafts that are certain."""
+        return self.lists._replace(counts=self._lists[3].address)
+
+    def begin(self, sampler: Sampler, mode: str = "exact", p_accept: float = 0.0, slot: int = 0) -> None:
+        """Make the steps of a slot that are launched from now on choose as this sampler does; their results begin at
+        ring[slot, 0]."""
+        mode = _accepts(mode, sampler.params.greedy)
+        if mode != "exact":
+            # Now, because a graph may be captured next.
+            _ = self.lists
+        # A launch that accepts by p-min serves answers with exact acceptance too: no probability reaches their bound.
+        packed = pack_params(sampler, p_accept if mode == "p-min" else math.inf)
+        self._device.write(self.params.address + PARAMS.itemsize * slot, packed)
+        self._device.write(self.step.address + 4 * slot, np.zeros(1, np.int32))
+        self.ring[slot] = EMPTY
+        self.taken[slot] = 0
+        self._samplers[slot] = sampler
+
+    def _next(self, slot: int, later: int = 0) -> np.ndarray:
+        """The part of a slot's ring for the next result, or for a later one."""
+        ring = self.ring[slot]
+        return ring[(self.taken[slot] + later) % len(ring)]
+
+    def ready(self, slot: int = 0, later: int = 0) -> bool:
+        """Whether the result of the next step of a slot has arrived, or of the step ``later`` steps after that."""
+        return bool(self._next(slot, later)[0] != EMPTY)
+
+    def words(self, slot: int, later: int = 0) -> list[int]:
+        """The tokens of that step, once :meth:`ready`, without taking them; a negative one could not be chosen."""
+        part = self._next(slot, later)
+        return part[1 : 1 + int(part[0])].tolist()  # type: ignore[no-any-return]
+
+    def take(self, slot: int = 0) -> list[int]:
+        """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what
+        ``Sampler.sample`` raises if one could not be chosen; the tokens before it are lost."""
+        words = self.words(slot)
+        self._next(slot)[0] = EMPTY
+        self.taken[slot] += 1
+        return [token_of(word, self._samplers[slot]) for word in words]
+
+    @staticmethod
+    def kernels(greedy: bool, with_edit: bool, mode: str = "exact", accept: bool = True) -> list[Specialization]:
+        """The kernels that a step launches, in order."""
+        mode = _accepts(mode, greedy)
+        # A draft model's candidates are needed only if their probabilities are.
+        keep = mode != "exact" if accept else mode == "ratio"
+        choice = sample.argmax(sample.GROUPS) if greedy else sample.draw(sample.GROUPS, keep)
+        edit, maxima = sample.edit(sample.EDIT_THREADS), sample.maxima(sample.GROUPS, sample.WARPS)
+        return [edit] * with_edit + [maxima, choice] + [end_of_step(mode)] * accept
+
+    def launch(
+        self,
+        logits: int,
+        stride: int,
+        n_rows: int,
+        rows: Rows,
+        at: int,
+        greedy: bool,
+        with_edit: bool,
+        mode: str = "exact",
+        draft_lists: Candidates | None = None,
+        n_entries: int = 1,
+    ) -> None:
+        """One step of ``n_rows`` rows and ``n_entries`` entries, each a last sampled token and its drafts.
+
+        logits: address of the first row; the next begins ``stride`` logits later.  Biased and penalized logits overwrite
+            the given ones.
+        at: address of int32 [slots], where the position of the last sampled token of each answer is kept.
+        greedy, with_edit, mode: decide which kernels run, and so need a graph each; everything else is in the parameters.
+            A step that is not greedy or that has edits serves answers without these too.
+        draft_lists: the candidates from which the drafts were drawn, those of tokens[i + 1] in row i; None if they are
+            certain.
+        """
+        mode = _accepts(mode, greedy)
+        kernels = self.kernels(greedy, with_edit, mode)
+        lists = self.lists if mode != "exact" else NOWHERE
+        places = self._lists[4].address if mode != "exact" else 0
+        self._find(kernels[:-1], logits, stride, n_rows, rows, 1, [places, 0, *lists])
+        others = (draft_lists or self.no_lists) if mode == "ratio" else NOWHERE
+        state = [
+            self.found.address,
+            rows.starts,
+            self.n_ctx,
+            rows.tokens,
+            rows.positions,
+            rows.sequences,
+            rows.history,
+            at,
+        ]
+        ring = [self.ring_address, self.ring_address, self.ring.shape[1], self.step.address]
+        threads = 32 if mode == "exact" else MOST_K
+        self._device.launch(kernels[-1], n_entries, threads, [*state, *ring, self.params.address, *lists, *others])
+
+    def launch_draft(
+        self,
+        logits: int,
+        stride: int,
+        rows: Rows,
+        greedy: bool,
+        with_edit: bool,
+        mode: str = "exact",
+        draft: int = 0,
+        n_entries: int = 1,
+        every: int = 1,
+    ) -> None:
+        """Find draft number ``draft`` of each entry, from the logits of a draft model's pass.
+
+        logits: address of the logits of entry 0; those of the next begin ``stride`` logits later.
+        rows: those of the draft model, from the row of entry 0 on, but the ``starts`` of the target.  The row of the next
+            entry comes ``every`` rows later.
+        mode: how the drafts will be accepted; for "ratio", the candidates are stored where acceptance looks for them.
+        """
+        kernels = self.kernels(greedy, with_edit, mode, accept=False)
+        lists = [rows.starts, draft, *self.lists] if _accepts(mode, greedy) == "ratio" else [0, 0, *NOWHERE]
+        self._find(kernels, logits, stride, n_entries, rows, every, lists)
+
+    def _find(
+        self,
+        kernels: Sequence[Specialization],
+        logits: int,
+        stride: int,
+        n_rows: int,
+        rows: Rows,
+        every: int,
+        lists: list[int],
+    ) -> None:
+        """Find a token per row of logits; the last of ``kernels`` is ``argmax`` or ``draw``, which stores to ``lists``."""
+        launch, params, found = self._device.launch, self.params.address, self.found.address
+        *changes, best, choice = kernels
+        for change in changes:
+            given = [params, rows.history, self.n_ctx, rows.sequences, rows.positions, every]
+            launch(change, n_rows, sample.EDIT_THREADS, [logits, stride, *given])
+        grid, threads = (sample.GROUPS // sample.WARPS, n_rows), 32 * sample.WARPS
+        launch(best, grid, threads, [logits, stride, self.n_vocab, self.best.address])
+        if choice.kernel is sample.argmax:
+            launch(choice, n_rows, sample.GROUPS, [self.best.address, found])
+        else:
+            row = [
+                logits,
+                stride,
+                self.n_vocab,
+                self.best.address,
+                params,
+                rows.sequences,
+                rows.positions,
+                every,
+                found,
+            ]
+            launch(choice, n_rows, sample.GROUPS, [*row, *lists])
+
+
+def _accepts(mode: str, greedy: bool) -> str:
+    assert mode in MODES, mode
+    return "exact" if greedy else mode

@@ -1,0 +1,55 @@
+"""The interface of a backend whose device chooses tokens: it captures passes as graphs."""
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from engine.arrays import Batch
+from engine.ops.device import DeviceOperations
+from engine.ops.executor import Forward
+
+if TYPE_CHECKING:
+    # The packages that these need are optional.
+    from engine.cuda.runtime.device import Device
+    from engine.cuda.runtime.occupant import Occupant
+    from engine.cuda.runtime.tensor import Plan, Tensor
+
+
+@runtime_checkable
+class GraphOperations(Protocol):
+    """What steps use of such a backend."""
+
+    device: "Device"
+    tokens: "Tensor"
+    positions: "Tensor"
+    sequences: "Tensor"
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> "Tensor":
+        """A zeroed array that outlives the pass."""
+
+    def upload(self, array: np.ndarray) -> "Tensor":
+        """A copy of an array in the GPU's memory."""
+
+    def inputs(self) -> "Batch[Tensor]":
+        """Memory for the tokens, positions and slots of passes, in addition to ``tokens``, ``positions`` and
+        ``sequences``."""
+
+    def plan(
+        self,
+        forward: "Forward[Tensor]",
+        rows: int,
+        n_logits: int,
+        inputs: "Batch[Tensor] | None" = None,
+        mixed: bool = False,
+    ) -> "Plan":
+        """A recorded pass."""
+
+    def start(self, plan: "Plan") -> None:
+        """Start its kernels one by one."""
+
+    def occupy(self, occupant: "Occupant") -> None:
+        """Note whose pass is the next one; whoever started the one before is told (``Occupant.leave``)."""
+
+    def shares_memory_with(self, other: DeviceOperations) -> bool:
+        """Whether the other backend uses the same device object, and so the same memory and queue."""
