@@ -18,27 +18,25 @@ sampling.
 import itertools
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from engine.cuda import accept, permit
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Graph
-from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_drafts import DeviceDrafts, drafting_kernels
-from engine.decode.device_sampler import DeviceSampler, Rows
+from engine.decode.device_sampler import DeviceSampler
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.host_steps import ModelSteps
 from engine.decode.running import InFlightRequest, Running, Step
-from engine.decode.step_kind import kind_of
+from engine.decode.step_graphs import Choice, StepGraphs
+from engine.decode.step_kind import masked
+from engine.decode.step_rows import StepRows
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
-from engine.limits import DECODE_ROWS, IN_FLIGHT
+from engine.limits import IN_FLIGHT
 from engine.ops.model import AnyModel
 from engine.speculative.proposal import DeviceDraft
 
@@ -47,9 +45,6 @@ AHEAD = 4
 
 AHEAD_DRAFTED = IN_FLIGHT - 1
 """The number of steps in flight if the device computes drafts.  Caches can roll back these and the next one."""
-
-LAYOUTS = 16
-"""The number of row layouts in pinned memory: more than the number of passes in flight."""
 
 POLL_SECONDS = 5e-5
 """The time, in seconds, that the host sleeps while it waits for a token and further steps are in flight."""
@@ -62,27 +57,6 @@ class LaunchedBatch:
 
     requests: list[InFlightRequest]
     masks: dict[int, int] = field(default_factory=dict)
-
-
-class Choice(NamedTuple):
-    """The sampling of the tokens of a pass: its graph, the address of the logits, and the elements from one row to the
-    next."""
-
-    graph: Graph
-    logits: int
-    stride: int
-
-
-class Graphs(NamedTuple):
-    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens."""
-
-    graph: Graph
-    choice: Choice | None
-
-
-def masked(request: InFlightRequest) -> bool:
-    """Whether the tokens of a request are sampled with masks."""
-    return request.running.sampler.matcher is not None
 
 
 class DeviceSteps(ModelSteps):
@@ -99,17 +73,8 @@ class DeviceSteps(ModelSteps):
         self._model = model
         n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
         self._chooser = DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
-        #: The tokens of each request by position, and the position of its last sampled token.
-        self._history = ops.zeros((n, self._n_ctx), np.int32)
-        self._at = ops.zeros((n,), np.int32)
-        #: The first row of each entry: in the latest layout, and, as row n of a table, for a single entry of n rows.
-        self._starts = ops.zeros((DECODE_ROWS + 1,), np.int32)
-        self._alone = ops.upload(np.array([[0] + DECODE_ROWS * [n] for n in range(DECODE_ROWS + 1)], np.int32))
-        self._layouts, self._layouts_address = ops.device.pinned((LAYOUTS, accept.LAYOUT), np.int32)
-        self._n_layouts = 0
-        #: The entries whose rows are in place for the next step: (slot, number of rows), 0 for any number.
-        self._placed: list[tuple[int, int]] = []
-        self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
+        self._rows = StepRows(ops, n, self._n_ctx)
+        self._graphs = StepGraphs(ops, model, self._chooser, self._rows)
         self._drafting: DeviceDrafts | None = None
         self._in_flight: deque[LaunchedBatch] = deque()
         self._masks: permit.Masks | None = None
@@ -127,18 +92,16 @@ class DeviceSteps(ModelSteps):
         are overwritten too."""
         self.choose()
         if rows:
-            self._placed = []
+            self._rows.displace()
 
     def begin(self, running: Running) -> None:
         """Add a request.  Its sequence contains all known tokens except the last."""
-        slot, write = running.sequence.slot, self._device.write
-        write(self._history[slot : slot + 1].address, np.asarray(running.known, np.int32))
-        write(self._at[slot : slot + 1].address, np.array([len(running.known) - 1], np.int32))
+        slot = running.sequence.slot
+        self._rows.begin(slot, running.known)
         self._chooser.begin(running.sampler, running.params.accept, running.params.accept_p_min, slot)
         self._stray.discard(slot)
         if self._drafting is not None:
             self._drafting.begin(running.sampler, slot)
-        self._placed = []
 
     def start(self, requests: Sequence[InFlightRequest]) -> None:
         """Launch a pass over the last known token and the drafts of each request."""
@@ -166,8 +129,8 @@ class DeviceSteps(ModelSteps):
         self._model.cache.publish()
         # The host does not know drafts of the device, so it cannot compute masks for them.
         assert draft is None or not any(masked(request) and request.proposal for request in requests)
-        graph, choice = self._graph(requests, draft)
-        self._place(requests)
+        graph, choice = self._graphs.of(requests, self._drafting if draft is not None else None)
+        self._rows.place(requests)
         self._in_flight.append(LaunchedBatch(list(requests)))
         graph.launch()
         self._left = choice
@@ -217,26 +180,6 @@ class DeviceSteps(ModelSteps):
             for request in batch.requests
             if request.running is running
         )
-
-    def _place(self, requests: Sequence[InFlightRequest]) -> None:
-        """Lay out the rows of a pass, unless they are in place."""
-        entries = [(request.running.sequence.slot, 1 + len(request.proposal)) for request in requests]
-        used = sum(rows for _, rows in entries)
-        on_host = any(request.proposal.tokens for request in requests)
-        # For a single entry, rows are in place for any number of drafts.
-        wanted = entries if len(requests) > 1 else [(entries[0][0], 0)]
-        if wanted == self._placed and not on_host and (len(requests) == 1 or used == padded(used)):
-            return
-        layout = self._layouts[self._n_layouts % LAYOUTS]
-        address = self._layouts_address + 4 * accept.LAYOUT * (self._n_layouts % LAYOUTS)
-        self._n_layouts += 1
-        accept.write_layout(
-            layout, [(slot, rows, r.proposal.tokens) for (slot, rows), r in zip(entries, requests, strict=True)]
-        )
-        ops = self._ops
-        arrays = self._at, self._history, ops.tokens, ops.positions, ops.sequences, self._starts
-        self._device.launch(accept.lay_out(), 1, 32, [address, self._n_ctx, *(array.address for array in arrays)])
-        self._placed = wanted
 
     def take(self) -> list[Step]:
         """Wait for the oldest pass in flight and return its results."""
@@ -311,7 +254,7 @@ class DeviceSteps(ModelSteps):
         while self._in_flight:
             for running, _ in self._in_flight[0].requests:
                 self._forget(running)
-        self._placed = []
+        self._rows.displace()
 
     def _forget(self, running: Running) -> None:
         """Drop the results of the steps in flight of a request, which the device has completed."""
@@ -324,64 +267,18 @@ class DeviceSteps(ModelSteps):
             batch.requests = [request for request in batch.requests if request.running is not running]
         self._in_flight = deque(batch for batch in self._in_flight if batch.requests)
 
-    # --- graphs ------------------------------------------------------------------------------------------------
-
     def _follow(self, draft: DeviceDraft, requests: Sequence[InFlightRequest]) -> None:
         """Use a source on this device to draft for these requests."""
         if self._drafting is None or self._drafting.draft is not draft:
             self._drafting = DeviceDrafts(draft, self._model.cache.n_sequences)
             for request in requests:
                 self._drafting.begin(request.running.sampler, request.running.sequence.slot)
-            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[-1]}
+            self._graphs.forget_drafts()
         for request in requests:
             if not self._drafting.began[request.running.sequence.slot]:
                 self._drafting.begin(request.running.sampler, request.running.sequence.slot)
             if not self._under_way(request.running):
                 draft.catch_up(request.running.known, request.running.sequence)
-
-    def _graph(self, requests: Sequence[InFlightRequest], draft: DeviceDraft | None) -> Graphs:
-        """The graph of a step of these requests, or its two graphs if a request has a grammar."""
-        kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
-        used = sum(1 + len(request.proposal) for request in requests)
-        rows = used if n == 1 else padded(used)
-        count = max(len(request.proposal) for request in requests) if draft is not None else 0
-        entries = 1 if n == 1 else rows
-        drafting = (count, 1 if n == 1 else padded(n), self._drafting.scripted) if self._drafting and count else ()
-        key = (rows, entries, kind, apart, drafting)
-        if key not in self._graphs:
-            mixed = n > 1
-            self._ops.plan(self._model.compute, rows, rows, None, mixed)
-            kernels: list[Specialization] = [accept.lay_out()]
-            if drafting and self._drafting:
-                kernels += self._drafting.kernels(count, drafting[1], kind)
-            for kernel in [*kernels, *self._chooser.kernels(*kind)]:
-                self._device.load(kernel)  # before a capture begins
-            place = self._rows(rows, mixed)
-            lists = self._drafting.lists(kind.mode) if drafting and self._drafting else None
-            plan = self._ops.plan(self._model.compute, rows, rows, None, mixed)
-            assert plan.result is not None
-            logits, stride = plan.result.address, plan.result.shape[-1]
-            where = (logits, stride, rows, place, self._at.address)
-            choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
-            with self._device.capture() as graph:
-                if drafting and self._drafting:
-                    self._drafting.launch(count, drafting[1], place, kind)
-                self._ops.start(plan)
-                if not apart:
-                    choose()
-            graphs = Graphs(graph, None)
-            if apart:
-                with self._device.capture() as choice:
-                    choose()
-                graphs = Graphs(graph, Choice(choice, logits, stride))
-            self._graphs[key] = graphs
-        return self._graphs[key]
-
-    def _rows(self, rows: int, mixed: bool) -> Rows:
-        """The rows of a step."""
-        ops, starts = self._ops, self._starts if mixed else self._alone[rows : rows + 1]
-        arrays = ops.tokens, ops.positions, ops.sequences, starts, self._history
-        return Rows(*(array.address for array in arrays))
 
 
 def step_kernels() -> list[Specialization]:

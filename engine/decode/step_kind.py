@@ -23,3 +23,8 @@ def kind_of(requests: Sequence[InFlightRequest]) -> Kind:
     greedy = all(p.greedy for p in params)
     mode = "exact" if greedy or len(requests) > 1 else requests[0].running.params.accept
     return Kind(greedy, any(edits(p) for p in params), mode)
+
+
+def masked(request: InFlightRequest) -> bool:
+    """Whether the tokens of a request are sampled with masks."""
+    return request.running.sampler.matcher is not None

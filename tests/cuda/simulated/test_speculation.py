@@ -22,6 +22,7 @@ from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.decode.device_steps import DeviceSteps
 from engine.decode.host_steps import HostSteps
+from engine.decode.step_rows import StepRows
 from engine.models.base import Model
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.sampling.sampler import Sampler, SamplerParams
@@ -223,9 +224,18 @@ def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.recovers
 @pytest.mark.thorough
-@pytest.mark.parametrize(("name", "call"), [("_taken", 4), ("take", 2), ("choose", 3), ("_place", 2), ("start", 2)])
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [
+        (DeviceSteps, "_taken", 4),
+        (DeviceSteps, "take", 2),
+        (DeviceSteps, "choose", 3),
+        (StepRows, "place", 2),
+        (DeviceSteps, "start", 2),
+    ],
+)
 def test_all_answers_are_read_again_after_an_error(
-    hybrid: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: int
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch, place: type, name: str, call: int
 ) -> None:
     """In the middle of passes, with others in flight, one of which may lack its masks."""
     pytest.importorskip("llguidance", reason="grammars need the extra serve")
@@ -236,7 +246,7 @@ def test_all_answers_are_read_again_after_an_error(
     ]
     given: dict[str, Any] = {"max_tokens": 4}
     expected = [cpu.complete(PROMPT, **given, **options).ids for options in asked]
-    function, calls = getattr(DeviceSteps, name), 0
+    function, calls = getattr(place, name), 0
 
     def faulty(*arguments: Any) -> Any:
         nonlocal calls
@@ -246,7 +256,7 @@ def test_all_answers_are_read_again_after_an_error(
             raise ZeroDivisionError
         return found
 
-    monkeypatch.setattr(DeviceSteps, name, faulty)
+    monkeypatch.setattr(place, name, faulty)
     answers = [gpu.generate(PROMPT, **given, **options) for options in asked]
     for answer in answers:
         gpu.core.submit(request_of(answer))

@@ -411,7 +411,7 @@ def test_pages_for_all_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None
     model: Any = Table(ops, 128)
     draft: Any = draft_model(model)
     steps: Any = DeviceSteps(ops, model)
-    monkeypatch.setattr(steps, "_graph", lambda *given: (SimpleNamespace(launch=lambda: None), None))
+    monkeypatch.setattr(steps._graphs, "of", lambda *given: (SimpleNamespace(launch=lambda: None), None))
     batch = []
     for slot, count in ((1, 3), (2, 0)):
         model.hold(slot, [1] * 62)
@@ -435,7 +435,7 @@ def test_all_answers_begin_again_after_an_error(ops: Any, draft: Any) -> None:
     party.start(a=count, b=count)
     party.start(a=count, b=count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(party.steps, "_place", None)
+        patch.setattr(party.steps._rows, "place", None)
         with pytest.raises(TypeError):
             party.start(b="")
         patch.setattr(party.runs["b"].sequence, "claim", None)

@@ -1,0 +1,89 @@
+"""The graphs of steps: a pass, the drafts before it, and the sampling of its tokens."""
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from engine.cuda import accept
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.device import Graph
+from engine.cuda.runtime.plans import padded
+from engine.cuda.runtime.tensor import Tensor
+from engine.decode.device_drafts import DeviceDrafts
+from engine.decode.device_sampler import DeviceSampler
+from engine.decode.graph_operations import GraphOperations
+from engine.decode.running import InFlightRequest
+from engine.decode.step_kind import kind_of, masked
+from engine.decode.step_rows import StepRows
+from engine.ops.model import AnyModel
+
+
+class Choice(NamedTuple):
+    """The sampling of the tokens of a pass: its graph, the address of the logits, and the elements from one row to the
+    next."""
+
+    graph: Graph
+    logits: int
+    stride: int
+
+
+class Graphs(NamedTuple):
+    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens."""
+
+    graph: Graph
+    choice: Choice | None
+
+
+class StepGraphs:
+    """The graphs of the steps of one model, each captured when it is first needed."""
+
+    def __init__(self, ops: GraphOperations, model: AnyModel[Tensor], chooser: DeviceSampler, rows: StepRows) -> None:
+        self._ops = ops
+        self._device = ops.device
+        self._model = model
+        self._chooser = chooser
+        self._rows = rows
+        self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
+
+    def forget_drafts(self) -> None:
+        """Drop the graphs of steps whose drafts the device makes, because another source makes them."""
+        self._graphs = {key: graphs for key, graphs in self._graphs.items() if not key[-1]}
+
+    def of(self, requests: Sequence[InFlightRequest], drafts: DeviceDrafts | None) -> Graphs:
+        """The graph of a step of these requests, or its two graphs if a request has a grammar.  drafts: what makes their
+        drafts on the device, or None."""
+        kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
+        used = sum(1 + len(request.proposal) for request in requests)
+        rows = used if n == 1 else padded(used)
+        count = max(len(request.proposal) for request in requests) if drafts is not None else 0
+        entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
+        drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()
+        key = (rows, entries, kind, apart, drafting)
+        if key not in self._graphs:
+            mixed = n > 1
+            self._ops.plan(self._model.compute, rows, rows, None, mixed)
+            kernels: list[Specialization] = [accept.lay_out()]
+            if drafts is not None and drafting:
+                kernels += drafts.kernels(count, drafted, kind)
+            for kernel in [*kernels, *self._chooser.kernels(*kind)]:
+                self._device.load(kernel)  # before a capture begins
+            place = self._rows.addresses(rows, mixed)
+            lists = drafts.lists(kind.mode) if drafts is not None and drafting else None
+            plan = self._ops.plan(self._model.compute, rows, rows, None, mixed)
+            assert plan.result is not None
+            logits, stride = plan.result.address, plan.result.shape[-1]
+            where = (logits, stride, rows, place, self._rows.at.address)
+            choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
+            with self._device.capture() as graph:
+                if drafts is not None and drafting:
+                    drafts.launch(count, drafted, place, kind)
+                self._ops.start(plan)
+                if not apart:
+                    choose()
+            graphs = Graphs(graph, None)
+            if apart:
+                with self._device.capture() as choice:
+                    choose()
+                graphs = Graphs(graph, Choice(choice, logits, stride))
+            self._graphs[key] = graphs
+        return self._graphs[key]
