@@ -60,7 +60,7 @@ class CachedModel:
         self.model = model
         self.cache = model.cache
         self.n_ctx = model.cache.n_ctx
-        self.batch_size = min(model.ops.max_rows, self.n_ctx)
+        self.batch_size = min(model.prompt_rows, self.n_ctx)
         #: Bytes of a segment of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
         self.recurrent_bytes = recurrent_bytes(self.config)
         #: Bytes of a snapshot; 0 if the model needs none.
@@ -110,7 +110,7 @@ class CachedModel:
         # All but the last token may already be there.
         first = self.slots.rewind(own, np.append(tokens, tokens[-1:]))
         while first < tokens.size:
-            end = first + self.model.ops.next_rows(tokens.size - first)
+            end = first + self.model.next_rows(tokens.size - first)
             self._forward(own, tokens[first:end], 0)
             first = end
 
@@ -271,7 +271,7 @@ class CachedModel:
                 with self.reserved("on_prefill"):
                     on_prefill(first, tokens.size)
             stop = min((stop for stop in borders if stop > first), default=tokens.size)
-            end = first + self.model.ops.next_rows(stop - first)
+            end = first + self.model.next_rows(stop - first)
             logits = self._forward(slot, tokens[first:end], n_logits if end == tokens.size else 0, stops)
             first = end
         if on_prefill:

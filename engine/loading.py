@@ -275,11 +275,11 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     check_types(config, options.types, gguf)
     if options.ds4_rounding:
         config = with_rounding(config, options.types, gguf)
-    n_ctx, ops.max_rows, capacity = _context(config, n_ctx, options, rewind, ops, n_bytes)
+    n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     tensors = [*gguf.tensors.values(), *([] if layer is None else layer_tensors(layer))]
     ops.loading([tensor.data for tensor in tensors], progress)
-    model = build(config, gguf, ops, n_ctx, options.types, rewind, parallel, capacity)
+    model = build(config, gguf, ops, n_ctx, options.types, rewind, parallel, capacity, rows)
     if layer is not None:
         model.drafter = load_layer_that_drafts(model, layer)
     budget = options.snapshot_bytes

@@ -40,7 +40,7 @@ class LatentCacheSpec(CacheSpec):
         """Allocate the pages of the layer."""
         pool = memory.pool(Paging())
         rows = memory.pages(pool, (pool.n_pages, CHUNK, self.width), types.k.dtype)
-        return LatentCache(rows, pool.table, types.k, types.v, self.width)
+        return LatentCache(rows, pool.table, types.k, types.v, self.width, memory.max_rows)
 
 
 @dataclass
@@ -49,6 +49,7 @@ class LatentCache(LayerMemory[A]):
 
     rows: [pages, 64, width], float32, or uint16 for the bits of float16.
     table: int32 [sequences, chunks], the pages of the chunks of each sequence.
+    max_rows: the maximum number of rows in a pass that reads the cache.
     k_type, v_type: the element type; both are the same.
     """
 
@@ -57,6 +58,7 @@ class LatentCache(LayerMemory[A]):
     k_type: CacheType
     v_type: CacheType
     width: int
+    max_rows: int
 
     @property
     def pages(self) -> int:

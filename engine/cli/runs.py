@@ -47,7 +47,7 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
     """Read a prompt in batches; logits are computed for its last token only."""
     first, done = llm.sequence.length, 0
     while done < tokens.size:
-        batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
+        batch = tokens[done : done + llm.model.next_rows(tokens.size - done)]
         positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
         done += batch.size
         llm.model.forward(batch, positions, int(done == tokens.size), llm.sequence)

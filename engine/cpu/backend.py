@@ -206,11 +206,13 @@ class Backend(
         batch: Batch[np.ndarray],
         n_logits: int,
         inputs: Batch[np.ndarray] | None = None,
+        most: int = 0,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass, once for rows of one sequence and once for those of several."""
         if self._observer is None:
-            plan = self._plans.plan(forward, batch.positions.size, n_logits, self.max_rows, batch.mixed, batch.role)
+            most = most or self.max_rows
+            plan = self._plans.plan(forward, batch.positions.size, n_logits, most, batch.mixed, batch.role)
             plan.fill(batch)
         else:
             plan = Plan(batch, self.record(lambda: forward(batch, n_logits)))
@@ -219,14 +221,14 @@ class Backend(
         result = plan.program.result
         return None if result is None else np.array(result)
 
-    def split(self, forward: Forward[np.ndarray], batch: Batch[np.ndarray], n_logits: int) -> WholePass:
+    def split(self, forward: Forward[np.ndarray], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> WholePass:
         """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""
-        return WholePass(partial(self.run, forward, batch, n_logits))
+        return WholePass(partial(self.run, forward, batch, n_logits, None, most))
 
-    def next_rows(self, left: int, beside: bool = False) -> int:
+    def next_rows(self, left: int, most: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.  beside: has no effect,
         since passes are not split."""
-        return min(left, self.max_rows)
+        return min(left, most)
 
     def jobs(self, model: AnyModel[np.ndarray]) -> list[Job]:
         rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)

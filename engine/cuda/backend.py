@@ -84,8 +84,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
         """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,
-        0: ``BATCH_SIZE``.  Below compute capability 8.0 it is at most that of the narrow kernels, 16.  Raises DeviceError
-        if the GPU cannot be used."""
+        for which memory is reserved, 0: ``BATCH_SIZE``.  Below compute capability 8.0 it is at most that of the narrow
+        kernels, 16.  Raises DeviceError if the GPU cannot be used."""
         self.device = device or Device(index)
         self.n_threads = 0
         self.max_rows = max_rows or BATCH_SIZE
@@ -222,23 +222,30 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         batch: Batch[np.ndarray],
         n_logits: int,
         inputs: Batch[Tensor] | None = None,
+        most: int = 0,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass.  A mixed pass, of which the logits of all rows are requested, is
         padded with copies of its last row.
 
         inputs: the memory for tokens, positions and slots; None: the backend's own.
+        most: the number of rows of the model's largest prefill pass, 0: ``max_rows``.
         """
-        passing = self._prepared(forward, batch, n_logits, inputs)
+        passing = self._prepared(forward, batch, n_logits, inputs, most)
         passing.advance(passing.pieces)
         return passing.logits(wait=True)
 
-    def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int) -> SplitPlan:
+    def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPlan:
         """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one."""
-        return self._prepared(forward, batch, n_logits, None)
+        return self._prepared(forward, batch, n_logits, None, most)
 
     def _prepared(
-        self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[Tensor] | None
+        self,
+        forward: Forward[Tensor],
+        batch: Batch[np.ndarray],
+        n_logits: int,
+        inputs: Batch[Tensor] | None,
+        most: int,
     ) -> SplitPlan:
         """A pass whose inputs are in place."""
         prefill = batch.role is Role.PREFILL
@@ -252,7 +259,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         elif prefill:
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
         place = self._place(batch.role, inputs)
-        plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role)
+        plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role, most)
         assert place.sequences is not None
         slots = np.zeros(batch.rows, np.int32) if batch.sequences is None else batch.sequences
         given = ((place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, slots))
@@ -271,14 +278,14 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         launches of a prefill pass."""
         return inputs or (self._prefill_inputs if role is Role.PREFILL else self._inputs)
 
-    def next_rows(self, left: int, beside: bool = False) -> int:
+    def next_rows(self, left: int, most: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.
 
         beside: whether steps of answers run between its pieces, which should not wait for a new recording.  Then wide
         passes have few sizes.  Odd tokens come first: the logits of a prompt are awaited while steps run, whose memory
         passes of few rows share.
         """
-        rows = min(left, self.max_rows)
+        rows = min(left, most)
         if rows < FEW_ROWS:
             return min(rows, NARROW_ROWS)
         if not beside:
@@ -287,7 +294,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         if odd:
             return min(odd, NARROW_ROWS)
         # Eighths of the largest pass in whole units, so that no odd tokens remain.
-        unit = max(1, self.max_rows // FEW_ROWS // 8) * FEW_ROWS
+        unit = max(1, most // FEW_ROWS // 8) * FEW_ROWS
         return rows - rows % unit or rows
 
     def plan(
@@ -298,10 +305,13 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         inputs: Batch[Tensor] | None = None,
         mixed: bool = False,
         role: Role = Role.DECODE,
+        most: int = 0,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens, positions and slots, None: the backend's own; mixed, role: see :class:`engine.arrays.Batch`."""
-        return self.plans.plan(forward, self._place(role, inputs), rows, n_logits, self.max_rows, mixed, role)
+        tokens, positions and slots, None: the backend's own; mixed, role: see :class:`engine.arrays.Batch`; most: the number
+        of rows of the largest prefill pass, 0: ``max_rows``."""
+        place = self._place(role, inputs)
+        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role)
 
     def jobs(self, model: AnyModel[Tensor]) -> list[Job]:
         drafts = model.drafter.ops if model.drafter is not None else self
@@ -313,7 +323,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         if model in self._needed:
             return self._needed[model]
         kernels: dict[Specialization, None] = {}
-        most = min(self.max_rows, model.cache.n_ctx)
+        most = min(model.prompt_rows, model.cache.n_ctx)
         # Attention may use another kernel for more rows: the least and the most rows cover both.
         prefill = [(rows, 1, Role.PREFILL) for rows in (most, FEW_ROWS) if most >= FEW_ROWS]
         # A prompt needs the logits of the last row, a step with drafts those of all rows.
@@ -347,11 +357,11 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             for kernel in drafts._drafting(model):
                 drafts.device.load(kernel)
         self.plan(model.compute, 1, 1)
-        most = min(self.max_rows, model.cache.n_ctx)
-        if most == self.max_rows >= FEW_ROWS:
-            self.plan(model.compute, most, 1, role=Role.PREFILL)  # what long prompts consist of
-            while model.cache.n_sequences > 1 and (most := padded(most) // 2) >= FEW_ROWS:
-                self.plan(model.compute, most, 1, role=Role.PREFILL)  # and, beside answers, their ends
+        rows = most = model.prompt_rows
+        if FEW_ROWS <= most <= model.cache.n_ctx:
+            self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # what long prompts consist of
+            while model.cache.n_sequences > 1 and (rows := padded(rows) // 2) >= FEW_ROWS:
+                self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # and, beside answers, their ends
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Record the launches of a decode pass without starting any."""

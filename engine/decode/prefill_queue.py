@@ -71,15 +71,15 @@ class PrefillQueue:
 
     def _rows(self, prefilling: Prefilling, first: int, total: int) -> int:
         """The number of tokens to read in the next pass, of those from index ``first`` to ``total``."""
-        ops = self._batch.model.ops
+        model = self._batch.model
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = prefilling.stops if self._batch.served.recurrent_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
         if prefilling.request.scored:
             left = min(left, MOST_LOGITS)
-        if self._beside and not ops.splits:
-            return self._pace.rows(left, ops.max_rows, self._share)
-        return ops.next_rows(left, self._beside)
+        if self._beside and not model.ops.splits:
+            return self._pace.rows(left, model.prompt_rows, self._share)
+        return model.next_rows(left, self._beside)
 
     def _advance(self, prefilling: Prefilling, current: PrefillSlice) -> None:
         """Start pieces of a slice: all of them, or as many as the running requests should wait for."""

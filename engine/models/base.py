@@ -44,6 +44,7 @@ class Model(Loader):
         rewind: int,
         n_sequences: int = 1,
         capacity: int = 0,
+        prompt_rows: int = 0,
     ) -> None:
         """Load the weights and allocate the cache.
 
@@ -52,12 +53,15 @@ class Model(Loader):
         rewind: the number of tokens that recurrent layers can always roll back.
         n_sequences: the number of sequences in the cache.
         capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
+        prompt_rows: the maximum number of rows in a pass that reads a prompt; 0: the maximum of the backend.
         """
         super().__init__(config, gguf, ops, n_ctx)
         self.rewind = rewind
         self.n_sequences = n_sequences
+        #: The maximum number of rows in a pass that reads a prompt.
+        self.prompt_rows = prompt_rows or ops.max_rows
         #: The maximum number of rows in a pass.
-        self.max_rows = pass_rows(ops.max_rows, n_ctx, ops.decode_rows)
+        self.max_rows = pass_rows(self.prompt_rows, n_ctx, ops.decode_rows)
         self.drafter: Drafter[Array] | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
@@ -119,7 +123,12 @@ class Model(Loader):
         slots = np.full(tokens.size, sequence.slot, np.int32)
         # A short part of a prompt is read like a decode batch, so that the recordings of decode passes can be used.
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
-        return self.ops.split(self.compute, Batch(tokens, positions, slots, role=role), n_logits)
+        return self.ops.split(self.compute, Batch(tokens, positions, slots, role=role), n_logits, self.prompt_rows)
+
+    def next_rows(self, left: int, beside: bool = False) -> int:
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read; beside: whether steps
+        of answers run between its pieces."""
+        return self.ops.next_rows(left, self.prompt_rows, beside)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.

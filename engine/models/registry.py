@@ -152,6 +152,7 @@ def build(
     rewind: int = 1,
     n_sequences: int = 1,
     capacity: int = 0,
+    prompt_rows: int = 0,
 ) -> Model:
     """Build the model of a checked file on a backend.  Layers that are not in the configuration are not loaded.
 
@@ -160,10 +161,11 @@ def build(
     rewind: the number of tokens that recurrent layers can always roll back.
     n_sequences: the number of sequences in the cache.
     capacity: the number of positions that all sequences share; 0: ``n_ctx`` for each sequence.
+    prompt_rows: the maximum number of rows in a pass that reads a prompt; 0: the maximum of the backend.
 
     Raises ModelError if the tensors do not match the configuration.
     """
-    sizes = n_ctx, types, rewind, n_sequences, capacity
+    sizes = n_ctx, types, rewind, n_sequences, capacity, prompt_rows
     # Numbers of a damaged file may overflow.  The logits are checked for this, so warnings of NumPy are not needed.
     with np.errstate(all="ignore"):
         model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)

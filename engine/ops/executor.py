@@ -43,7 +43,7 @@ class Executor(Protocol[A]):
     """The execution of passes on a backend, which may record a pass once for each number of rows and replay it."""
 
     max_rows: int
-    """The maximum number of rows in a pass that reads a prompt."""
+    """The maximum number of rows in a pass that reads a prompt.  A model may use fewer."""
 
     decode_rows: int
     """The maximum number of rows in a decode batch, for all answers that it continues and their drafts."""
@@ -58,23 +58,33 @@ class Executor(Protocol[A]):
         """
 
     def run(
-        self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, inputs: Batch[A] | None = None
+        self,
+        forward: Forward[A],
+        batch: Batch[np.ndarray],
+        n_logits: int,
+        inputs: Batch[A] | None = None,
+        most: int = 0,
     ) -> np.ndarray | None:
         """Run a pass over the rows of ``batch`` and return its logits, float32 [n_logits, n_vocab]; None if n_logits is 0.
 
         inputs: memory for tokens and positions, allocated by :meth:`inputs`; None: the memory of the backend.
+        most: the maximum number of rows in a pass of the model that reads a prompt; 0: ``max_rows``.  The recordings of
+            passes with this number of rows are kept.
         """
 
-    def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int) -> SplitPass:
+    def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPass:
         """Prepare a pass over the rows of ``batch`` that is started in pieces.
 
         Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
+
+        most: see :meth:`run`.
         """
 
-    def next_rows(self, left: int, beside: bool = False) -> int:
-        """The number of tokens that the next pass over a prompt should read, from 1 to ``max_rows``.
+    def next_rows(self, left: int, most: int, beside: bool = False) -> int:
+        """The number of tokens that the next pass over a prompt should read, from 1 to ``most``.
 
         left: the number of tokens of the prompt that have not been read.
+        most: the maximum number of rows in a pass of the model that reads a prompt, at most ``max_rows``.
         beside: whether steps of answers run between the pieces of the pass.
         """
 

@@ -66,6 +66,9 @@ class AnyModel(Protocol[A]):
     cache: KVCache
     sequence: TokenSequence
 
+    prompt_rows: int
+    """The most rows of a pass that reads a prompt, at most ``Operations.max_rows``."""
+
     @property
     def drafter(self) -> Drafter[A] | None:
         """The network that drafts tokens from the outputs of the model, or None."""

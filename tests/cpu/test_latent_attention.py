@@ -89,6 +89,7 @@ def test_rows_of_several_sequences(kind: str) -> None:
             cache.k_type,
             cache.v_type,
             cache.width,
+            cache.max_rows,
         )
         own = attended(alone, q[t : t + 1], rank, at[t : t + 1], np.zeros(1, np.int32), 2)
         assert out[t : t + 1].tobytes() == own.tobytes()

@@ -113,8 +113,8 @@ class Pieces:
         self.beside += bool(self.open)
         return self._run(*given)
 
-    def _in_three(self, forward: Any, batch: Any, n_logits: int) -> Any:
-        one, pieces = self._split(forward, batch, n_logits), self
+    def _in_three(self, forward: Any, batch: Any, n_logits: int, most: int) -> Any:
+        one, pieces = self._split(forward, batch, n_logits, most), self
 
         class Three:
             pieces, left = 3, 3

@@ -137,7 +137,7 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
     for rows, expected in ((128, 128), (100, 64), (17, 16), (16, 16)):
         monkeypatch.setattr("engine.cpu.backend.available_memory", lambda rows=rows: fixed + rows * row_bytes(c))
         llm = engine.load(path, **options)
-        assert (llm.batch_size, llm.n_ctx) == (expected, n_ctx)
+        assert (llm.batch_size, llm.n_ctx, llm.model.ops.max_rows) == (expected, n_ctx, 128)
     with pytest.raises(ContextError, match=r"a smaller context \(n_ctx=\.\.\.\) or batch \(batch_size=\.\.\.\)\.$"):
         engine.load(path, **options, batch_size=32)
     assert engine.load(path, **options, batch_size=8).batch_size == 8

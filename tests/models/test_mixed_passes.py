@@ -120,8 +120,8 @@ def drafts(model: Any, sequence: Sequence, token: int) -> list[bytes]:
 def read(model: Any, sequence: Sequence, tokens: np.ndarray) -> np.ndarray:
     """The logits of tokens after those of a sequence, by passes of its rows only."""
     rows = []
-    for first in range(0, tokens.size, model.ops.max_rows):
-        part = tokens[first : first + model.ops.max_rows]
+    for first in range(0, tokens.size, model.prompt_rows):
+        part = tokens[first : first + model.prompt_rows]
         positions = np.arange(sequence.length, sequence.length + part.size, dtype=np.int32)
         rows.append(model.forward(part, positions, part.size, sequence))
     return np.concatenate(rows)

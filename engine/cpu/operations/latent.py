@@ -38,9 +38,6 @@ def pairs_of_heads(rows: int, n_head: int) -> Pairs:
 class LatentOperations(ProductOperations):
     """Attention over latents, with the products of its heads."""
 
-    max_rows: int
-    decode_rows: int
-
     def __init__(self, n_threads: int) -> None:
         super().__init__(n_threads)
         # All passes use the same memory: each in a stage of its own, and passes run one after another.
@@ -106,7 +103,7 @@ class LatentOperations(ProductOperations):
     ) -> np.ndarray:
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape
-        at_once, groups = parts(n_head, rank, cache.table.shape[1], max(self.max_rows, self.decode_rows))
+        at_once, groups = parts(n_head, rank, cache.table.shape[1], cache.max_rows)
         out, sequences = self.empty(q.shape), self.slots_of(batch)
         most = self._parts((at_once, groups, n_head, 2)), self._parts((at_once, groups, n_head, rank))
         for first in range(0, rows, at_once):

@@ -178,25 +178,39 @@ def test_gpus_that_cannot_copy_while_they_compute(monkeypatch: pytest.MonkeyPatc
     assert [backend.Backend(max_rows=rows).max_rows for rows in (0, 8, 4096)] == [1024, 8, 4096]
 
 
+def test_the_largest_pass_is_that_of_a_model(ops: Any) -> None:
+    """Models that share a backend may read prompts in passes of other sizes: those of each are captured at once."""
+    one, other = Forward(ops), Forward(ops)
+    tokens = np.zeros(48, F)
+    for forward, most in ((one, 48), (other, 0)):
+        passing = ops.split(forward, Batch(tokens, tokens, role=Role.PREFILL), 1, most)
+        passing.advance(passing.pieces)
+    plans = [
+        next(plan for key, plan in kept.items() if key[0] is forward)
+        for forward, kept in ((one, ops.plans.kept), (other, ops.plans.latest))
+    ]
+    assert [plan.graph is not None for plan in plans] == [True, False]
+    assert ops.max_rows == 64
+
+
 def test_how_a_prompt_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside answers the odd tokens come first, so that the logits are those of a pass with memory of its own."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     ops: Any = backend.Backend()
 
-    def parts(left: int, beside: bool) -> list[int]:
+    def parts(left: int, beside: bool, most: int = 1024) -> list[int]:
         found = []
         while left:
-            found.append(ops.next_rows(left, beside))
+            found.append(ops.next_rows(left, most, beside))
             left -= found[-1]
         return found
 
     assert parts(4000, False) == [1024, 1024, 1024, 928]
     assert parts(4000, True) == [16, 16, 1024, 1024, 1024, 896]
-    for ops.max_rows in (200, 1000, 1500, 2000, 2048, 3000):
-        wide = [rows for rows in parts(9999, True) if rows > 16]
-        assert parts(9999, True)[-len(wide) :] == wide and not any(rows % 128 for rows in wide)
+    for most in (200, 1000, 1500, 2000, 2048, 3000):
+        wide = [rows for rows in parts(9999, True, most) if rows > 16]
+        assert parts(9999, True, most)[-len(wide) :] == wide and not any(rows % 128 for rows in wide)
         assert len(set(wide)) <= 9
-    ops.max_rows = 1024
     assert parts(133, False) == [133] and parts(133, True) == [5, 128]
     assert parts(127, False) == parts(127, True) == [16] * 7 + [15]
     assert parts(128, False) == parts(128, True) == [128]
