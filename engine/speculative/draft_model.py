@@ -71,7 +71,7 @@ class DraftModel(Source):
         sampler: Sampler,
         p_min: float,
         with_distributions: bool,
-        sequence: TokenSequence | None = None,
+        sequence: TokenSequence,
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``, drawn by ``sampler`` (see :meth:`sampler`).  sequence: the
         target's, whose salt counts here, too.
@@ -82,15 +82,22 @@ class DraftModel(Source):
         """
         if not self.can_read(known):
             return Proposal()
-        salt = sequence.salt if sequence is not None else ""
         whole = sampler.n_vocab == self.llm.config.n_vocab and self.script is None
         if whole and not with_distributions and p_min == 0 and self.llm.can_sample(sampler):
             drafts: list[int] = []
             with contextlib.suppress(NoToken, NotFinite):  # no error before the target cannot choose one either
-                drafts.extend(token for token, _ in islice(self.llm.decode(known, sampler, count, salt=salt), count))
+                drafts.extend(
+                    token for token, _ in islice(self.llm.decode(known, sampler, count, salt=sequence.salt), count)
+                )
             return Proposal(drafts)
         return drafted(
-            lambda history: self.logits(history, salt), known, count, sampler, p_min, with_distributions, self.script
+            lambda history: self.logits(history, sequence.salt),
+            known,
+            count,
+            sampler,
+            p_min,
+            with_distributions,
+            self.script,
         )
 
     def logits(self, history: list[int], salt: str = "") -> np.ndarray:

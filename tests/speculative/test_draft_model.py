@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.cache.sequence import Sequence
 from engine.errors import ModelError, UsageError
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import MOST_EXTRA, DraftModel, confidence
@@ -46,10 +47,11 @@ def load(target: Path, draft: Path | None = None) -> engine.LLM:
     return engine.load(target, device="cpu", n_ctx=N_CTX, n_threads=1, draft_model=draft)
 
 
-def drafter(target: Path, draft: Path) -> DraftModel:
-    source = load(target, draft).draft
-    assert isinstance(source, DraftModel)
-    return source
+def drafter(target: Path, draft: Path) -> tuple[DraftModel, Sequence]:
+    """A draft model, and the sequence of the model that it drafts for."""
+    llm = load(target, draft)
+    assert isinstance(llm.draft, DraftModel)
+    return llm.draft, llm.sequence
 
 
 def sampler(n_vocab: int, **options: Any) -> Sampler:
@@ -137,8 +139,8 @@ def test_an_answer_that_the_draft_model_cannot_read(make: Make) -> None:
     "options", [{"temperature": 0.0}, {}, {"repeat_penalty": 1.5, "logit_bias": {17: 2.0, 299: 9.0}}]
 )
 def test_drafts_are_the_draft_models_own_answer(make: Make, options: dict[str, Any]) -> None:
-    source = drafter(make(289), make(300, 1))
-    proposal = source.propose(PROMPT, 7, source.sampler(sampler(289, **_known(options, 289))), 0.0, False)
+    source, target = drafter(make(289), make(300, 1))
+    proposal = source.propose(PROMPT, 7, source.sampler(sampler(289, **_known(options, 289))), 0.0, False, target)
     alone = load(make(300, 1))
     banned = {token: float("-inf") for token in range(289, 300)}
     params = {"seed": 5, "temperature": 1.0} | options
@@ -156,9 +158,9 @@ def _known(options: dict[str, Any], n_vocab: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 7, "temperature": 0.5}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}])
 def test_distributions_are_what_drafts_are_drawn_from(make: Make, options: dict[str, Any]) -> None:
-    source = drafter(make(), make(300, 1))
+    source, target = drafter(make(), make(300, 1))
     draw = sampler(300, **options)
-    proposal = source.propose(PROMPT, 5, draw, 0.0, True)
+    proposal = source.propose(PROMPT, 5, draw, 0.0, True, target)
     assert proposal.distributions is not None and len(proposal.distributions) == 5
     rows = load(make(300, 1)).logits(PROMPT + proposal.tokens)[len(PROMPT) - 1 :]
     for row, token, (ids, p) in zip(rows, proposal.tokens, proposal.distributions, strict=False):
@@ -170,13 +172,13 @@ def test_distributions_are_what_drafts_are_drawn_from(make: Make, options: dict[
 
 
 def test_drafting_ends_where_it_is_unsure(make: Make) -> None:
-    source = drafter(make(), make(300, 1))
+    source, target = drafter(make(), make(300, 1))
     draw = sampler(300, temperature=1.5)
     alone = load(make(300, 1))
     lengths: dict[bool, set[int]] = {False: set(), True: set()}
     for seed in range(30):
         known = np.random.default_rng(seed).integers(0, 300, 5).tolist()
-        whole = source.propose(known, 4, draw, 0.0, False).tokens
+        whole = source.propose(known, 4, draw, 0.0, False, target).tokens
         rows = alone.logits(known + whole)[len(known) - 1 : -1]
         for likeliest in (False, True):
             # Where distributions are requested, the drawn token must not decide whether it is proposed.
@@ -184,7 +186,7 @@ def test_drafting_ends_where_it_is_unsure(make: Make) -> None:
             sure = [confidence(row, token) for row, token in zip(rows, judged, strict=True)]
             for p_min in (0.0, 0.1, 0.4, 1.0):
                 n = next((i for i, value in enumerate(sure) if value < p_min), 4)
-                assert source.propose(known, 4, draw, p_min, likeliest).tokens == whole[:n]
+                assert source.propose(known, 4, draw, p_min, likeliest, target).tokens == whole[:n]
                 lengths[likeliest].add(n)
     assert lengths == {False: {0, 1, 2, 3, 4}, True: {0, 1, 2, 3, 4}}
 
@@ -204,13 +206,13 @@ def test_confidence_against_float64(size: int) -> None:
 
 
 def test_a_script_takes_the_place_of_the_models_tokens(make: Make) -> None:
-    source = drafter(make(), make(300, 1))
+    source, target = drafter(make(), make(300, 1))
     greedy = sampler(300, temperature=0.0)
     n = len(PROMPT)
     source.script = np.full(N_CTX, -1, np.int32)
-    assert source.propose(PROMPT, 5, greedy, 0.0, False).tokens == _greedy(make, PROMPT, 5)
+    assert source.propose(PROMPT, 5, greedy, 0.0, False, target).tokens == _greedy(make, PROMPT, 5)
     source.script[[n + 1, n + 2]] = 44, 55
-    tokens = source.propose(PROMPT, 5, greedy, 0.0, False).tokens
+    tokens = source.propose(PROMPT, 5, greedy, 0.0, False, target).tokens
     assert tokens[:3] == [*_greedy(make, PROMPT, 1), 44, 55]
     assert tokens[3:] == _greedy(make, PROMPT + tokens[:3], 2)  # it has read them
 
@@ -223,7 +225,7 @@ def _greedy(make: Make, known: list[int], count: int) -> list[int]:
 
 
 def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = drafter(make(), make(300, 1))
+    source, target = drafter(make(), make(300, 1))
     read: list[int] = []
     split = source.llm.model.split
 
@@ -236,7 +238,7 @@ def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: 
 
     def propose(known: list[int]) -> list[int]:
         read.clear()
-        return source.propose(known, 3, greedy, 0.0, False).tokens
+        return source.propose(known, 3, greedy, 0.0, False, target).tokens
 
     known = list(PROMPT)
     drafts = propose(known)
