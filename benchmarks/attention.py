@@ -51,7 +51,8 @@ class Case:
         self.q, self.k, self.v = (
             gpu.upload(rng.standard_normal((rows, heads * d), np.float32)) for heads in (n_head, n_kv, n_kv)
         )
-        self.positions = gpu.upload(np.arange(depth, n_ctx, dtype=np.int32))
+        positions = gpu.upload(np.arange(depth, n_ctx, dtype=np.int32))
+        self.batch = Batch(positions, positions, gpu.upload(np.zeros(positions.size, np.int32)))
         self.depth, self.piece = depth, min(depth, gpu.max_rows)
         if depth:
             self.stored = [gpu.upload(rng.standard_normal((self.piece, n_kv * d), np.float32)) for _ in range(2)]
@@ -59,8 +60,7 @@ class Case:
     def attend(self, layers: Any = None) -> None:
         """Attention in each layer."""
         for layer in layers or self.layers:
-            batch = Batch(self.positions, self.positions)
-            x = self.gpu.attention(self.heads, self.q, self.k, self.v, layer, batch, self.table)
+            x = self.gpu.attention(self.heads, self.q, self.k, self.v, layer, self.batch, self.table)
             quantized(self.gpu.recorder, x, 256)
 
     def fill(self) -> None:
@@ -68,8 +68,9 @@ class Case:
         for first in range(0, self.depth, self.piece or 1):
             begin = min(first, self.depth - self.piece)
             at = self.gpu.upload(np.arange(begin, begin + self.piece, dtype=np.int32))
+            rows = Batch(at, at, self.gpu.upload(np.zeros(self.piece, np.int32)))
             for layer in self.layers:
-                remember = partial(self.gpu.remember, self.heads, *self.stored, layer, Batch(at, at), self.table)
+                remember = partial(self.gpu.remember, self.heads, *self.stored, layer, rows, self.table)
                 self.gpu.start(self.gpu.record(remember))
 
     def time(self) -> float:

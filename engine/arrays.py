@@ -83,8 +83,8 @@ class Batch(Generic[A_co]):
 
     tokens: token ids, int32 [rows].
     positions: the position of each token in its sequence, int32 [rows].
-    sequences: the slot of the sequence that each row belongs to, int32 [rows]; None: all rows belong to slot 0.  Rows of one
-        sequence are consecutive, and so are their positions.
+    sequences: the slot of the sequence that each row belongs to, int32 [rows].  Rows of one sequence are consecutive, and so
+        are their positions.
     mixed: whether rows may belong to several sequences; False: all of them belong to that of the first row.
     per_layer: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], once ``Model.begin`` has
         computed them; None for models without per-layer embeddings.
@@ -93,7 +93,7 @@ class Batch(Generic[A_co]):
 
     tokens: A_co
     positions: A_co
-    sequences: A_co | None = None
+    sequences: A_co
     mixed: bool = False
     per_layer: A_co | None = None
     role: Role = Role.DECODE
@@ -106,6 +106,7 @@ class Batch(Generic[A_co]):
     def part(self, rows: slice) -> "Batch[A_co]":
         """Some of the rows, without ``per_layer``."""
         # A slice has the type of its array, which the protocol cannot express for NumPy arrays.
-        tokens, positions = cast(A_co, self.tokens[rows]), cast(A_co, self.positions[rows])
-        sequences = None if self.sequences is None else cast(A_co, self.sequences[rows])
+        tokens, positions, sequences = (
+            cast(A_co, array[rows]) for array in (self.tokens, self.positions, self.sequences)
+        )
         return Batch(tokens, positions, sequences, self.mixed, role=self.role)

@@ -159,7 +159,8 @@ def weight(name: str, rows: int, columns: int) -> Weight:
 def rows_from(first: int, device: Device, n: int = ROWS) -> Batch[Any]:
     """A pass of n rows of a sequence from a position on."""
     at = np.arange(first, first + n, dtype=np.int32)
-    return Batch(device.up(np.zeros(n, np.int32)), device.up(at))
+    tokens = slots = np.zeros(n, np.int32)
+    return Batch(device.up(tokens), device.up(at), device.up(slots))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------
@@ -408,7 +409,8 @@ def compressed(which: str, half: bool = False) -> Rows:
                 # Of a block's own tokens, the second halves count.
                 x[which][ROW, {"weight": 1, "latent": 3, "query": 3, "index": 3}.get(which, d + 3)] = bad
             x = {name: up(array) for name, array in x.items()}
-            batch = Batch(up(np.zeros(count, np.int32)), up(np.arange(first, first + count, dtype=np.int32)))
+            positions, zeros = np.arange(first, first + count, dtype=np.int32), np.zeros(count, np.int32)
+            batch = Batch(up(zeros), up(positions), up(zeros))
 
             def operation(x: Any = x, batch: Any = batch) -> Any:
                 ops.keep_latents(x["latent"], memory, batch)

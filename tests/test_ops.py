@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
-    | {"rope", "slots_of"}
+    | {"rope"}
     | {"compute", "do", "empty", "flush", "record", "run_program"},
     "cuda": {"capture", "occupy", "plan", "record", "start"},
 }
@@ -91,10 +91,7 @@ def test_some_rows_of_a_pass() -> None:
     rows = Batch(np.arange(5), np.arange(10, 15), np.array([0, 0, 1, 1, 1]), True)
     part = rows.part(slice(1, 3))
     assert (rows.rows, part.rows) == (5, 2) and part.mixed
-    assert part.sequences is not None
     assert [a.tolist() for a in (part.tokens, part.positions, part.sequences)] == [[1, 2], [11, 12], [0, 1]]
-    one = Batch(rows.tokens, rows.positions).part(slice(2))
-    assert one.sequences is None and not one.mixed
 
 
 def test_an_unknown_activation_is_refused() -> None:

@@ -107,7 +107,8 @@ class Attention:
         )
         angles = np.arange(depth + rows)[:, None] * 1e6 ** (-np.arange(width // 2) / (width // 2))
         self.table = ops.upload(np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
-        self.positions = ops.upload(np.arange(depth, depth + rows, dtype=np.int32))
+        positions = ops.upload(np.arange(depth, depth + rows, dtype=np.int32))
+        self.batch = Batch(positions, positions, ops.upload(np.zeros(rows, np.int32)))
         norms = [ops.upload(np.ones(width, np.float32)) for _ in range(2)]
         self.heads = Heads(n_head, n_head_kv, width, width, True, width**-0.5, 1e-6, *norms)
 
@@ -116,9 +117,7 @@ class Attention:
 
         def work() -> None:
             for layer in self.caches:
-                x = self.ops.attention(
-                    self.heads, self.q, self.k, self.v, layer, Batch(self.positions, self.positions), self.table
-                )
+                x = self.ops.attention(self.heads, self.q, self.k, self.v, layer, self.batch, self.table)
                 quantized(self.ops.recorder, x, 256)
 
         return microseconds(self.ops, work, self.layers)
@@ -162,7 +161,9 @@ class Decode(Model):
         model = self.llm.model
         ops: Any = model.ops
         ops.device.write(ops.positions.address, np.full(1, depth, np.int32))
-        return microseconds(ops, lambda: model.compute(Batch(ops.tokens[:1], ops.positions[:1]), 1), 1)
+        return microseconds(
+            ops, lambda: model.compute(Batch(ops.tokens[:1], ops.positions[:1], ops.sequences[:1]), 1), 1
+        )
 
     track_step.unit = "us"  # type: ignore[attr-defined]
 

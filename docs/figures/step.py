@@ -88,7 +88,7 @@ def facts() -> dict[str, Any]:
         """The launches of the embedding and the first layers."""
 
         def forward() -> Any:
-            batch = Batch(ops.tokens[:1], ops.positions[:1])
+            batch = Batch(ops.tokens[:1], ops.positions[:1], ops.sequences[:1])
             x = ops.embed(model.token_embd, batch.tokens, model.config.embedding_scale)
             for il in range(layers):
                 x = model.block(il, x, batch)
@@ -99,7 +99,9 @@ def facts() -> dict[str, Any]:
     ends = [count(n) for n in range(llm.config.n_layer + 1)]
     layers = [[name for name, *_ in launches[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
     assert all(layer == layers[0] for layer in layers)
-    passed = len(ops.record(lambda: model.compute(Batch(ops.tokens[:1], ops.positions[:1]), 1)).launches)
+    passed = len(
+        ops.record(lambda: model.compute(Batch(ops.tokens[:1], ops.positions[:1], ops.sequences[:1]), 1)).launches
+    )
     return {
         "gpu": TARGET,
         "n_layer": llm.config.n_layer,

@@ -106,7 +106,6 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         #: The prefill pass that has begun last: its memory is in use until it has ended.
         self._split: SplitPlan | None = None
         self._inputs, self._prefill_inputs = self.inputs(), self.inputs()
-        assert self._inputs.sequences is not None
         self.tokens, self.positions, self.sequences = (
             self._inputs.tokens,
             self._inputs.positions,
@@ -260,9 +259,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
         place = self._place(batch.role, inputs)
         plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role, most)
-        assert place.sequences is not None
-        slots = np.zeros(batch.rows, np.int32) if batch.sequences is None else batch.sequences
-        given = ((place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, slots))
+        given = (place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, batch.sequences)
         for target, numbers in given:
             self.device.write(target.address, np.pad(numbers, (0, rows - batch.rows), "edge"))
         wanted = None
@@ -519,7 +516,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         batch: Batch[Tensor],
     ) -> Tensor:
         rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
-        length, segments, sequences = memory.conv.shape[1], memory.states.shape[1], self.recorder.slots_of(batch)
+        length, segments, sequences = memory.conv.shape[1], memory.states.shape[1], batch.sequences
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self.recorder.empty((rows, net.n_v * d))
         vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
@@ -597,7 +594,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     def _places(self, batch: Batch[Tensor]) -> tuple[Tensor, Tensor, int]:
         """Where a kernel finds the rows of a pass in rings: positions, sequences, and whether each row has its own."""
-        return batch.positions, self.recorder.slots_of(batch), int(batch.mixed)
+        return batch.positions, batch.sequences, int(batch.mixed)
 
     def beside(self, e: Tensor, hiddens: Tensor, batch: Batch[Tensor]) -> Tensor:
         (rows, n), (_, length, m) = e.shape, hiddens.shape

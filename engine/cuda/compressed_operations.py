@@ -84,7 +84,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
 
     def keep_latents(self, x: Tensor, memory: CompressedCache[Tensor], batch: Batch[Tensor]) -> None:
         rows, d = x.shape
-        of_rows = (batch.positions, self.recorder.slots_of(batch))
+        of_rows = (batch.positions, batch.sequences)
         arguments = (x, d, *of_rows, memory.table, memory.table.shape[1], memory.latents)
         kernel = compressed_attention.append(memory.k_type.bits == 16, batch.mixed)
         self.recorder.launch(kernel, (-(-d // 256), rows), 256, arguments)
@@ -100,7 +100,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         transposed: bool = False,
     ) -> None:
         (rows, width), d, length = values.shape, law.norm.size, blocks.pending.shape[1]
-        of_rows, places = (batch.positions, self.recorder.slots_of(batch)), (blocks.table, blocks.table.shape[1])
+        of_rows, places = (batch.positions, batch.sequences), (blocks.table, blocks.table.shape[1])
         given = (law.ape, law.norm, law.eps, law.ratio, law.overlap, *of_rows, table, 2 * table.shape[2])
         arguments = (values, scores, rows, *given, blocks.pending, length, *places, blocks.rows)
         kernel = compressor.compress(d, _is_half(blocks.rows), transposed, batch.mixed)
@@ -124,7 +124,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         self, blocks: Blocks[Tensor], ratio: int, n_rot: int, batch: Batch[Tensor], transposed: bool = False
     ) -> None:
         d = blocks.rows.shape[1 if transposed else 2]
-        of_rows, places = (batch.positions, self.recorder.slots_of(batch)), (blocks.table, blocks.table.shape[1])
+        of_rows, places = (batch.positions, batch.sequences), (blocks.table, blocks.table.shape[1])
         arguments = (*of_rows, batch.rows, ratio, n_rot, *places, blocks.rows)
         kernel = rounding.round_rows(d, transposed, batch.mixed)
         grid = (compressor.items(batch.rows, ratio, batch.mixed),)
@@ -144,7 +144,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         d, parts = q.shape[1] // n_head, min(indexer.PARTS, stride)
         scores, chosen = self.recorder.empty((rows, stride * CHUNK)), self.recorder.empty((rows, top_k), np.int32)
         positions = batch.positions
-        places = (positions, self.recorder.slots_of(batch), keys.table, stride)
+        places = (positions, batch.sequences, keys.table, stride)
         arguments = (q, weights, factor, keys.rows, *places, ratio, top_k, parts, scores)
         kernel = indexer.score(n_head, d, _is_half(keys.rows), batch.mixed)
         self.recorder.launch(kernel, (parts, rows), 32 * indexer.WARPS, arguments, scores=scores)
@@ -173,7 +173,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         of_device = device.multiprocessors, device.shared_memory
         shape = compressed_attention.geometry(*sizes, *of_device, rows <= NARROW_ROWS, batch.mixed)
         sources, numbers = (memory.latents, memory.table, stride, *compressed), (memory.window, ratio, top_k)
-        of_rows = (chosen or 0, batch.positions, recorder.slots_of(batch))
+        of_rows = (chosen or 0, batch.positions, batch.sequences)
         given, threads = (q, *sources, *of_rows, n_head, *numbers, scale), compressed_attention.THREADS
         if not shape.partials:
             recorder.launch(shape.attend, (shape.parts, rows), threads, (*given, sinks, out), result=out)

@@ -68,7 +68,6 @@ class DeviceDrafts:
     def launch(self, count: int, n_entries: int, target: Rows, kind: Kind) -> None:
         """Launch the computation of ``count`` drafts for each entry of the step of the rows ``target``, inside a capture."""
         device, ops, n_ctx, inputs, history = self._device, self._ops, self._n_ctx, self._inputs, target.history
-        assert inputs.sequences is not None
         mine = [array.address for array in (inputs.tokens, inputs.positions, inputs.sequences)]
         anchor = self._anchor
         place = anchor.address if anchor is not None else 0

@@ -170,7 +170,8 @@ class Comparison:
             return f"operation by operation the first that differs is:\n{difference}"
         ops.device.write(ops.tokens.address, tokens)
         ops.device.write(ops.positions.address, positions)
-        rows = Batch(ops.tokens[:n], ops.positions[:n])
+        ops.device.write(ops.sequences.address, np.full(n, model.sequence.slot, np.int32))
+        rows = Batch(ops.tokens[:n], ops.positions[:n], ops.sequences[:n])
         return first_of_graph(ops, ops.record(lambda: cast(Tensor, model.compute(rows, n_logits))))
 
     # --- choosing ----------------------------------------------------------------------------------------------

@@ -282,8 +282,9 @@ class Lockstep:
 
     def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""
-        both_tokens, both_positions = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
-        return Batch[Given](both_tokens, both_positions)
+        rows = tokens, positions, np.full(tokens.size, self._cpu.sequence.slot, np.int32)
+        tokens_of_both, positions_of_both, slots = (Pair(x, self._gpu.ops.upload(x)) for x in rows)
+        return Batch[Given](tokens_of_both, positions_of_both, slots)
 
     def _block(self, il: int, x: Given, batch: Given) -> Given:
         self._layer = il

@@ -15,6 +15,7 @@ from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
 from engine.cpu import attention, quantized_cache
 from engine.numerics import exp, fma
 from engine.ops.heads import Heads
+from tests.batches import one_sequence
 from tests.mirror import Mirror as Backend
 from tests.pages import layer_of
 from tests.sequences import store
@@ -221,11 +222,11 @@ def test_rows_of_several_sequences_are_those_computed_alone(kinds: str, window: 
         for first in (*range(0, before, 50), before):
             part = slice(first, min(first + 50, before) if first < before else n)
             positions = np.arange(first, part.stop, dtype=np.int32)
-            out = ops.attention(heads, q[part], k[part], v[part], layer, Batch(positions, positions), None)
+            out = ops.attention(heads, q[part], k[part], v[part], layer, one_sequence(positions), None)
             found.append((positions, np.full(positions.size, slot, np.int32), q[part], k[part], v[part], out))
         alone.append(found)
         last = np.full(rows, n - 1, np.int32)
-        past.append(ops.attend_past(heads, q[before:], layer, Batch(last, last), last, None, 40))
+        past.append(ops.attend_past(heads, q[before:], layer, one_sequence(last), last, None, 40))
     # Passes of the sequences that have as many parts left; the last one has all of them, and a row twice.
     while any(alone):
         most = max(map(len, alone))
@@ -441,7 +442,7 @@ def test_norms_rotations_and_factors_against_float64(norm_after: bool, n_rot: in
     ops = Backend(1)
     layer, seen = layer_of(AttentionCacheSpec(2, d, d), 64, rows, F32, ops.zeros), dict[str, np.ndarray]()
     ops.observe(lambda told: seen.update(told.values))
-    ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, Batch(positions, positions), table)
+    ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, one_sequence(positions), table)
     ops.observe(None)
     expected = prepared(q, q_norm) * factors[positions, None, None].astype(np.float64)
     assert np.allclose(seen["query"], expected, rtol=1e-5, atol=1e-6)

@@ -13,13 +13,14 @@ from engine.cache.types import F16, F32, Types
 from engine.cpu import compressed_attention, hyper, indexer
 from engine.cpu.backend import Backend
 from engine.ops.compressor import Compressor
+from tests.batches import one_sequence
 from tests.pages import layer_of
 
 f32 = np.float32
 
 
 def rows_of(first: int, count: int) -> Batch[np.ndarray]:
-    return Batch(np.zeros(count, np.int32), np.arange(first, first + count, dtype=np.int32))
+    return one_sequence(np.arange(first, first + count, dtype=np.int32))
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -174,7 +175,7 @@ def test_the_rows_with_the_largest_scores_are_chosen(types: Types, top_k: int, n
     flat[: len(keys)] = keys if types is F32 else keys.astype(np.float16).view(np.uint16)
     layer.keys.rows[layer.keys.table[0]] = flat.reshape(-1, 64, d).swapaxes(1, 2)
     positions = np.array([0, 3, 18, 19, 255, 399, 403, 600, 1199], np.int32)
-    batch = Batch(np.zeros(9, np.int32), positions)
+    batch = one_sequence(positions)
     q, w = draw(9, n_head * d, seed=2), draw(9, n_head, seed=3)
     chosen = Backend(2).choose_rows(q, w, 0.25, ratio, top_k, layer.keys, batch)
     for t, p in enumerate(positions):

@@ -15,6 +15,7 @@ from engine.cache.types import F32
 from engine.cpu import delta_net
 from engine.ops.delta_net import DeltaNet
 from engine.verify.layout import delta_gates
+from tests.batches import one_sequence
 from tests.mirror import Mirror as Backend
 from tests.pages import arrays_of, layer_of, no_pages
 from tests.tiers import examples
@@ -76,7 +77,7 @@ def run(
 ) -> np.ndarray:
     """One pass over the tokens from position ``first`` on."""
     positions = np.arange(first, first + len(tokens.x), dtype=np.int32)
-    batch = Batch(positions, positions, np.full(len(tokens.x), slot, np.int32) if slot else None)
+    batch = Batch(positions, positions, np.full(len(tokens.x), slot, np.int32))
     return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, batch)
 
 
@@ -199,7 +200,7 @@ def test_the_law(shape: tuple[Any, ...]) -> None:
     memory, ends = empty_memory(net, 64), [0, 1, 2, 9, 16, 20, 37, 38, 53]
     out = np.concatenate([run(net, tokens[a:b], memory, a) for a, b in pairwise(ends)])
     positions = np.arange(53, dtype=np.int32)
-    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), Batch(positions, positions)))
+    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), one_sequence(positions)))
     e, rate = delta_gates(tokens.alpha, tokens.beta, net.a, net.dt).T
     law = Law(q, k, v, e, rate)
     assert out.tobytes() == law.out.tobytes()

@@ -17,6 +17,7 @@ from engine.cpu.runtime.pool import ALIGNMENT, Pool
 from engine.cpu.runtime.program import Operation, Program
 from engine.ops.heads import Heads
 from engine.synthetic.model import make_model
+from tests.batches import one_sequence
 from tests.pages import layer_of
 
 MODELS = {"tiny-qwen35moe": ("Q4_K_M", "f16"), "tiny-gemma4-moe": ("Q4_0", "q8_0")}
@@ -71,7 +72,7 @@ def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, ro
 
     llm.reset()
     llm.model.prepare(0, rows, llm.model.sequence)
-    expected = np.asarray(llm.model.compute(Batch(tokens, positions), rows))
+    expected = np.asarray(llm.model.compute(Batch(tokens, positions, np.zeros(rows, np.int32)), rows))
     assert np.isfinite(expected).all()
     assert logits() == expected.tobytes()
     plan = ops._plans.kept[llm.model.compute, rows, rows, False]
@@ -96,7 +97,7 @@ def test_queries_keys_and_values_of_one_size(biased: bool) -> None:
     given = Heads(heads, heads, d, d, True, d**-0.5, 1e-6, normal(d), normal(d), biases, v_normed=True)
     q, k, v, table = normal(rows, heads * d), normal(rows, heads * d), normal(rows, heads * d), normal(8, 2, d // 2)
     positions = np.arange(rows, dtype=np.int32)
-    batch, results = Batch(positions, positions), []
+    batch, results = one_sequence(positions), []
     for how in ("called", "recorded", "reversed"):
         ops = Backend(1)
         layer = layer_of(AttentionCacheSpec(heads, d, d), 64, rows, F32, np.zeros)

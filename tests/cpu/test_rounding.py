@@ -15,6 +15,7 @@ from engine.cache.types import F32
 from engine.cpu.backend import Backend
 from engine.cpu.rounding import EIGHT, FOUR
 from engine.numerics import round_to_bits, scale_exponent
+from tests.batches import one_sequence
 from tests.pages import layer_of
 
 f32 = np.float32
@@ -151,7 +152,7 @@ def test_only_the_rows_that_a_pass_completes(transposed: bool) -> None:
     whole = ops.round_queries(rows, 1) if transposed else ops.round_latents(rows, n_rot)
     for first, count, ended in ((0, 3, []), (3, 1, [0]), (254, 9, [63, 64]), (263, 1, [65]), (300, 32, range(75, 83))):
         positions = np.arange(first, first + count, dtype=np.int32)
-        ops.round_rows(blocks, ratio, n_rot, Batch(np.zeros(count, np.int32), positions), transposed)
+        ops.round_rows(blocks, ratio, n_rot, one_sequence(positions), transposed)
         rows[list(ended)] = whole[list(ended)]
         assert stored().tobytes() == rows.tobytes()
     positions = np.array([203, *range(6, 16), 15, 15], np.int32)

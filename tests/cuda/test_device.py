@@ -40,6 +40,7 @@ from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.tally import Tally
 from tests.activations import EVERY_ACTIVATION
+from tests.batches import one_sequence
 from tests.conftest import REPOSITORY, shared_model
 from tests.mirror import Mirror
 from tests.pages import layer_of
@@ -433,28 +434,26 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         for begin in range(0, before, max(counts)):
             part = slice(begin, min(begin + max(counts), before))
             stored = [np.ascontiguousarray(a[part]) for a in (k, v, positions)]
-            on_device = [gpu.upload(a) for a in stored]
-            batch = Batch(on_device[2], on_device[2])
-            plan = gpu.record(partial(gpu.remember, on_gpu, *on_device[:2], theirs, batch, gtable))
+            on_device, batch = [gpu.upload(a) for a in stored[:2]], one_sequence(stored[2], gpu)
+            plan = gpu.record(partial(gpu.remember, on_gpu, *on_device, theirs, batch, gtable))
             for launch in plan.launches:
                 gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
-            cpu.remember(heads, stored[0], stored[1], mine, Batch(stored[2], stored[2]), table)
+            cpu.remember(heads, stored[0], stored[1], mine, one_sequence(stored[2]), table)
     first = before
     while first < before + 300:
         rows = counts[first % 5]
         positions = np.arange(first, first + rows, dtype=np.int32)
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)
         v = k if given["keys_only"] else v
-        tensors = [gpu.upload(a) for a in (q, k, v, positions)]
-        batch = Batch(tensors[3], tensors[3])
-        inputs = (on_gpu, *tensors[:3], theirs, batch, gtable)
+        tensors, batch = [gpu.upload(a) for a in (q, k, v)], one_sequence(positions, gpu)
+        inputs = (on_gpu, *tensors, theirs, batch, gtable)
         found = computed(gpu, plain, gpu, "attention", *inputs, twice=first % 3 == 0)[0]
-        expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, Batch(positions, positions), table)
+        expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, one_sequence(positions), table)
         same(found, expected, f"{layer}, {rows} rows at {first}: ")
         last, window = np.full(rows, first, np.int32), given["window"]
         inputs = (on_gpu, tensors[0], theirs, batch, gpu.upload(last), gtable, window)
         found = computed(gpu, plain, gpu, "attend_past", *inputs)[0]
-        expected = cpu.attend_past(heads, q.copy(), mine, Batch(positions, positions), last, table, window)
+        expected = cpu.attend_past(heads, q.copy(), mine, one_sequence(positions), last, table, window)
         same(found, expected, f"{layer}, {rows} rows at {first}, of the past: ")
         first += rows
     both = theirs.contents(first, gpu.download), mine.contents(first, np.asarray)

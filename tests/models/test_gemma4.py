@@ -159,7 +159,7 @@ def test_a_shared_tail_reads_the_last_layers_of_its_kind(files: Files) -> None:
     ids = np.random.default_rng(4).integers(0, c.n_vocab, 100).tolist()
     llm.logits(ids)
     x, positions = np.random.default_rng(1).standard_normal((3, c.n_embd)).astype(np.float32), np.arange(97, 100)
-    batch = model.begin(Batch(np.array(ids[97:], np.int32), positions.astype(np.int32)), x)
+    batch = model.begin(Batch(np.array(ids[97:], np.int32), positions.astype(np.int32), np.zeros(3, np.int32)), x)
     memories = [(layer.keys.copy(), layer.values.copy()) for layer in llm.cache.layers]
     for il in range(4, 8):
         expected = model.block(il, x, batch)

@@ -7,13 +7,15 @@ from engine.cache.kv import AttentionCache
 from engine.cache.types import BLOCK, CacheType
 from engine.cpu import attention, glu, integer_attention, integer_cache, quantized_cache, rope
 from engine.cpu.operations.rows import RowOperations
-from engine.cpu.operations.shared import FIRST_SLOT
 from engine.cpu.runtime.program import TILE_NS
 from engine.ops.heads import Heads
 
 f32 = np.float32
 
 _NO_WEIGHTS = np.zeros(0, f32)
+
+_FIRST_SLOT = np.zeros(8192, np.int32)
+"""The slots of rows that all belong to the sequence in slot 0; no pass has more rows."""
 
 
 class AttentionOperations(RowOperations):
@@ -34,7 +36,7 @@ class AttentionOperations(RowOperations):
             q = self.empty((batch.rows, heads.n_head * heads.d_k))
             self.do(glu.ungated, both, q.reshape(-1, heads.d_k), items=both.shape[0], ns=0.1 * heads.d_k)
         queries, k, v = self._prepared(heads, [q, k, v], batch, table)
-        slots = self.slots_of(batch)
+        slots = batch.sequences
         self.append(cache, k, v, batch.positions, slots)
         out = self.attend(queries, cache, batch.positions, heads.scale, sinks=heads.sinks, sequences=slots)
         if both is not None:
@@ -52,7 +54,7 @@ class AttentionOperations(RowOperations):
         window: int,
     ) -> np.ndarray:
         (queries,) = self._prepared(heads, [q], batch, table)
-        return self.attend(queries, cache, last, heads.scale, window, heads.sinks, self.slots_of(batch))
+        return self.attend(queries, cache, last, heads.scale, window, heads.sinks, batch.sequences)
 
     def remember(
         self,
@@ -64,7 +66,7 @@ class AttentionOperations(RowOperations):
         table: np.ndarray | None,
     ) -> None:
         k, v = self._prepared(heads, [k, v], batch, table)
-        self.append(cache, k, v, batch.positions, self.slots_of(batch))
+        self.append(cache, k, v, batch.positions, batch.sequences)
 
     def _prepared(
         self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Batch[np.ndarray], table: np.ndarray | None
@@ -112,7 +114,7 @@ class AttentionOperations(RowOperations):
     ) -> None:
         """Store k, v [rows, n_head_kv, head_dim] at positions int32 [rows] of the sequences in slots int32 [rows]; None: all
         in slot 0."""
-        sequences = FIRST_SLOT[: positions.size] if sequences is None else sequences
+        sequences = _FIRST_SLOT[: positions.size] if sequences is None else sequences
         given = (cache.k_type, k, cache.keys, False), (cache.v_type, v, cache.values, True)
         for i, (kind, x, memory, by_position) in enumerate(given):
             items, ns = x.shape[0] * x.shape[1], 1.0 * x.shape[2]
@@ -141,7 +143,7 @@ class AttentionOperations(RowOperations):
         without: float32 [rows, n_head * d_v]."""
         self._tell("query", q)
         rows, n_head, _ = q.shape
-        sequences = FIRST_SLOT[:rows] if sequences is None else sequences
+        sequences = _FIRST_SLOT[:rows] if sequences is None else sequences
         out = self.empty((rows, n_head, cache.d_v))
         window = cache.window if window is None else window
         k, v = cache.k_type, cache.v_type

@@ -64,7 +64,7 @@ class CompressedOperations(SharedOperations):
         return out
 
     def keep_latents(self, x: np.ndarray, memory: CompressedCache[np.ndarray], batch: Batch[np.ndarray]) -> None:
-        given = x, batch.positions, self.slots_of(batch), memory.table, memory.latents
+        given = x, batch.positions, batch.sequences, memory.table, memory.latents
         self.do(compressed_attention.append, *given, items=x.shape[0], ns=1.0 * x.shape[1])
 
     def compress(
@@ -78,7 +78,7 @@ class CompressedOperations(SharedOperations):
         transposed: bool = False,
     ) -> None:
         rows, width = values.shape
-        of_rows = batch.positions, self.slots_of(batch)
+        of_rows = batch.positions, batch.sequences
         given = values, scores, law.ape, law.norm, f32(law.eps), *of_rows, table, blocks.pending
         # One row in ``ratio`` computes something, which is as much for each token of a block.
         self.do(compressor.compress, *given, transposed, blocks.table, blocks.rows, items=rows, ns=10.0 * width)
@@ -101,7 +101,7 @@ class CompressedOperations(SharedOperations):
         self, blocks: Blocks[np.ndarray], ratio: int, n_rot: int, batch: Batch[np.ndarray], transposed: bool = False
     ) -> None:
         d = blocks.rows.shape[1 if transposed else 2]
-        given = batch.positions, self.slots_of(batch), ratio, n_rot, transposed, blocks.table, blocks.rows
+        given = batch.positions, batch.sequences, ratio, n_rot, transposed, blocks.table, blocks.rows
         self.do(rounding.round_rows, *given, items=batch.rows, ns=5.0 * d / ratio)
 
     def choose_rows(
@@ -118,7 +118,7 @@ class CompressedOperations(SharedOperations):
         chunks, d = keys.table.shape[1], q.shape[1] // n_head
         scores, chosen = self.empty((rows, chunks * CHUNK)), self.empty((rows, top_k), np.int32)
         words = keys.rows.reshape(keys.rows.shape[0], -1).view(np.uint32)
-        of_rows = batch.positions, self.slots_of(batch), keys.table
+        of_rows = batch.positions, batch.sequences, keys.table
         given = q.reshape(rows, n_head, d), weights, f32(factor), words, *of_rows, ratio, top_k, scores
         ns = 0.1 * n_head * d * CHUNK * -(-chunks // indexer.PARTS)
         half = keys.rows.dtype.itemsize == 2
@@ -146,7 +146,7 @@ class CompressedOperations(SharedOperations):
             listed, listed_table = memory.compressed.rows, memory.compressed.table
         ids = self.empty((rows, 0), np.int32) if chosen is None else chosen
         sources = memory.latents, memory.table, listed, listed_table, ids
-        of_rows = batch.positions, self.slots_of(batch)
+        of_rows = batch.positions, batch.sequences
         given = heads, *sources, *of_rows, memory.window, ratio, f32(scale), sinks, out
         ns = 0.1 * d * min(n_head, compressed_attention.HEADS) * memory.window
         items = rows * -(-n_head // compressed_attention.HEADS)

@@ -27,7 +27,7 @@ class DeltaNetOperations(SharedOperations):
         batch: Batch[np.ndarray],
     ) -> np.ndarray:
         rows, d = batch.rows, net.state_size
-        places = batch.positions, self.slots_of(batch)
+        places = batch.positions, batch.sequences
         y = self.convolved(net, x, memory, batch)
         self._tell("convolved", y)
         out = self.empty((rows, net.n_v, d))
@@ -46,7 +46,7 @@ class DeltaNetOperations(SharedOperations):
         rows, channels = x.shape
         y = self.empty(x.shape)
         block = delta_net.CHANNELS
-        given = x, batch.positions, self.slots_of(batch), net.conv1d, memory.conv, y
+        given = x, batch.positions, batch.sequences, net.conv1d, memory.conv, y
         self.do(delta_net.causal_conv, *given, items=-(-channels // block), ns=3.0 * block * rows)
         d, items = net.state_size, rows * 2 * net.n_k
         self.do(delta_net.l2_norm, y, net.n_k, d, f32(net.eps), f32(1.0 / d**0.5), items=items, ns=20 + 0.5 * d)

@@ -78,7 +78,7 @@ class LatentOperations(ProductOperations):
     ) -> None:
         k = self._rotate(k_rope.reshape(batch.rows, 1, -1), batch.positions, latent.table, False, False)
         rows = self._norm(c, latent.norm, latent.eps, True), k.reshape(batch.rows, -1)
-        given = *rows, batch.positions, self.slots_of(batch), cache.table, cache.rows
+        given = *rows, batch.positions, batch.sequences, cache.table, cache.rows
         self.do(latent_attention.append_rows, *given, items=batch.rows, ns=1.0 * cache.width)
 
     def latent_queries(
@@ -104,7 +104,7 @@ class LatentOperations(ProductOperations):
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape
         at_once, groups = parts(n_head, rank, cache.table.shape[1], cache.max_rows)
-        out, sequences = self.empty(q.shape), self.slots_of(batch)
+        out, sequences = self.empty(q.shape), batch.sequences
         most = self._parts((at_once, groups, n_head, 2)), self._parts((at_once, groups, n_head, rank))
         for first in range(0, rows, at_once):
             part = slice(first, min(first + at_once, rows))

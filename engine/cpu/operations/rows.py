@@ -95,13 +95,13 @@ class RowOperations(SharedOperations):
         return x
 
     def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Batch[np.ndarray]) -> None:
-        given = ring, x, batch.positions, self.slots_of(batch)
+        given = ring, x, batch.positions, batch.sequences
         self.do(mtp.keep_rows, *given, items=x.shape[0], ns=0.1 * x.shape[1])
 
     def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Batch[np.ndarray]) -> np.ndarray:
         rows, n = e.shape[0], e.shape[1] + hiddens.shape[2]
         out = self.empty((rows, n))
-        self.do(mtp.beside, e, hiddens, batch.positions, self.slots_of(batch), out, items=rows, ns=0.1 * n)
+        self.do(mtp.beside, e, hiddens, batch.positions, batch.sequences, out, items=rows, ns=0.1 * n)
         return out
 
     def mtp_input(
@@ -115,6 +115,6 @@ class RowOperations(SharedOperations):
     ) -> np.ndarray:
         rows, n = e.shape
         out = self.empty((rows * (hiddens.shape[2] // n), 2 * n))
-        given = e, e_norm, hiddens, h_norm, batch.positions, self.slots_of(batch), f32(eps), out
+        given = e, e_norm, hiddens, h_norm, batch.positions, batch.sequences, f32(eps), out
         self.do(mtp.mtp_input, *given, items=rows, ns=0.6 * n)
         return out

@@ -5,16 +5,12 @@ Arrays are NumPy arrays.  Times of items, in nanoseconds, only decide how many i
 
 import numpy as np
 
-from engine.arrays import Batch
 from engine.cpu.products.repack import Matrix
 from engine.cpu.runtime.recorder import Recorder
 from engine.ops.arithmetic import Arithmetic
 from engine.ops.observation import Observation, Observer
 
 f32 = np.float32
-
-FIRST_SLOT = np.zeros(8192, np.int32)
-"""The slots of rows that all belong to the sequence in slot 0; no pass has more rows."""
 
 
 class SharedOperations(Recorder, Arithmetic[np.ndarray, np.ndarray, Matrix]):
@@ -28,7 +24,3 @@ class SharedOperations(Recorder, Arithmetic[np.ndarray, np.ndarray, Matrix]):
         if self._observer is not None:
             self.flush()
             self._observer(Observation("", "", {name: value}))
-
-    def slots_of(self, batch: Batch[np.ndarray]) -> np.ndarray:
-        """The slot of the sequence of each row, int32 [rows]."""
-        return FIRST_SLOT[: batch.rows] if batch.sequences is None else batch.sequences

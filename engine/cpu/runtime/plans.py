@@ -27,8 +27,7 @@ class Plan:
     def fill(self, batch: Batch[np.ndarray]) -> None:
         """Write these rows to the inputs."""
         self.inputs.tokens[:], self.inputs.positions[:] = batch.tokens, batch.positions
-        assert self.inputs.sequences is not None
-        self.inputs.sequences[:] = 0 if batch.sequences is None else batch.sequences
+        self.inputs.sequences[:] = batch.sequences
 
 
 class Plans:

@@ -32,7 +32,7 @@ def rotate(
     kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, rows <= NARROW_ROWS)
     q, r = queries or (0, 0)
     arguments = (
-        *(q, r, c, k_rope, batch.positions, recorder.slots_of(batch), cache.table),
+        *(q, r, c, k_rope, batch.positions, batch.sequences, cache.table),
         *(latent.table, latent.norm, latent.query_scales or 0, latent.eps, n_head),
         *(cache.table.shape[1], int(batch.mixed), out or 0, cache.rows),
     )
@@ -119,6 +119,6 @@ def latent_attention(
     products = HeadProducts(recorder, rows, latent.n_head)
     query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, batch)
     assert query is not None
-    given = recorder, latent, query, cache, batch.positions, recorder.slots_of(batch)
+    given = recorder, latent, query, cache, batch.positions, batch.sequences
     attended = attend(*given, batch.mixed) if rows <= NARROW_ROWS else attend_wide(*given)
     return products.multiply(attended, latent.v_b).reshape(rows, latent.n_head * latent.d_v)

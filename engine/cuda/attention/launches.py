@@ -55,7 +55,7 @@ def rotate(
     given: tuple[Argument, ...] = (
         *(q or 0, k or 0, v or 0),
         *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
-        *(batch.positions, recorder.slots_of(batch), cache.table, angles or 0),
+        *(batch.positions, batch.sequences, cache.table, angles or 0),
         *(heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0)), heads.query_scales or 0),
         *(heads.eps, scale, n_head, cache.pages, cache.table.shape[1], int(batch.mixed)),
         *(query[0], query[-1], new or 0, cache.keys, cache.values),
@@ -100,7 +100,7 @@ def attend(
     mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, partials))
     # Blocks of the kernel of integers have pairs of so many rows of one sequence.
     of_sequence = 1 if k.whole and batch.mixed else rows
-    read = (*given, cache.keys, cache.values, positions, recorder.slots_of(batch), cache.table)
+    read = (*given, cache.keys, cache.values, positions, batch.sequences, cache.table)
     seen = (*read, mass, values, of_sequence, cache.pages, stride, partials, window, heads.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, seen, mass=mass, values=values)
     return Attended(mass, values, positions, gate, heads.sinks, shape, partials, window, heads.n_head * cache.d_v)
@@ -121,7 +121,7 @@ def attend_wide(
     rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
-    read = cache.keys, cache.values, positions, recorder.slots_of(batch), cache.table, gate or 0, heads.sinks or 0, out
+    read = cache.keys, cache.values, positions, batch.sequences, cache.table, gate or 0, heads.sinks or 0, out
     numbers = rows, cache.pages, cache.table.shape[1], window
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
     if k.whole:

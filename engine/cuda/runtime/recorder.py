@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Batch, Role
+from engine.arrays import Role
 from engine.cuda.products import quantize
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
@@ -49,24 +49,11 @@ class Recorder:
         self._pool = self._pools[Role.DECODE]
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
-        #: Slots of rows that all belong to slot 0.  Each array is larger than the one before, which recorded launches may
-        #: still read.
-        self._first_slots: list[Tensor] = []
 
     @property
     def n_bytes(self) -> int:
         """Bytes of memory for intermediate results."""
         return sum(pool.n_bytes for pool in self._pools.values())
-
-    def slots_of(self, batch: Batch[Tensor]) -> Tensor:
-        """The slot of the sequence of each row, int32 [rows]."""
-        if batch.sequences is not None:
-            return batch.sequences
-        if not self._first_slots or self._first_slots[-1].size < batch.rows:
-            buffer = self.device.allocate(4 * batch.rows, "the rows of a pass")
-            self.device.clear(buffer.address, buffer.n_bytes)
-            self._first_slots.append(Tensor(buffer.address, (batch.rows,), np.dtype(np.int32), buffer))
-        return self._first_slots[-1][: batch.rows]
 
     def record(self, forward: Callable[[], Tensor | None], role: Role = Role.DECODE) -> Plan:
         """Call ``forward`` and return its launches and its result; role: what the pass is for."""

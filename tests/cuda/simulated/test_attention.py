@@ -28,6 +28,7 @@ from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
 from engine.ops.heads import Heads
 from engine.verify.layout import activations
+from tests.batches import one_sequence
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_direct_attention import NO_SINKS, ends_of, filled
 from tests.mirror import Mirror as CPU
@@ -451,24 +452,22 @@ def same_operations(
     k, v = (rng.normal(size=(positions.size, heads.n_head_kv * w)).astype(np.float32) for w in (d, heads.d_v))
 
     def both(ops: Any, cache: AttentionCache, heads: Heads, *arrays: Any) -> Any:
-        q, k, v, places, angles = arrays
-        ops.remember(
-            heads, k[:start], k[:start] if one else v[:start], cache, Batch(places[:start], places[:start]), angles
-        )
-        of_rows, now = slice(start, start + rows), places[start : start + rows]
+        q, k, v, batch, angles = arrays
+        ops.remember(heads, k[:start], k[:start] if one else v[:start], cache, batch.part(slice(start)), angles)
+        of_rows, last_rows = slice(start, start + rows), slice(batch.rows - rows, batch.rows)
         k, v = k[of_rows], v[of_rows]
-        found = [ops.attention(heads, q, k, k if one else v, cache, Batch(now, now), angles)]
+        found = [ops.attention(heads, q, k, k if one else v, cache, batch.part(of_rows), angles)]
         if not heads.gated:
-            last = places[start : start + rows] if past == 0 else places[:rows]
-            found.append(ops.attend_past(heads, q, cache, Batch(places[-rows:], places[-rows:]), last, angles, past))
+            last = batch.positions[of_rows] if past == 0 else batch.positions[:rows]
+            found.append(ops.attend_past(heads, q, cache, batch.part(last_rows), last, angles, past))
         return found
 
-    expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)
+    expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), one_sequence(positions), table)
     names = ("q_norm", "k_norm", "sinks", "query_scales")
     on_device: Any = {name: gpu.upload(w) for name in names if (w := getattr(heads, name)) is not None}
     device_heads = replace(heads, **on_device)
-    arrays = [None if array is None else gpu.upload(array) for array in (q, k, v, positions, table)]
-    everything: Any = lambda: [gpu.plain(x) for x in both(gpu, caches[1], device_heads, *arrays)]  # noqa: E731
+    given = *map(gpu.upload, (q, k, v)), one_sequence(positions, gpu), None if table is None else gpu.upload(table)
+    everything: Any = lambda: [gpu.plain(x) for x in both(gpu, caches[1], device_heads, *given)]  # noqa: E731
     plan: Any = gpu.record(everything)
     gpu.start(plan)
     for mine, theirs in zip(plan.result, expected, strict=True):

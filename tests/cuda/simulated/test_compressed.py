@@ -20,6 +20,7 @@ from engine.cache.types import F16, F32, Types
 from engine.cuda import backend, compressed_operations, indexer
 from engine.gguf.quants import FORMATS
 from engine.ops.compressor import Compressor
+from tests.batches import one_sequence
 from tests.cuda.simulated.test_operations import computed, cpu, gpu, same, weight
 from tests.pages import layer_of
 from tests.tiers import few
@@ -34,7 +35,7 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def rows_of(*positions: int) -> Batch[np.ndarray]:
-    return Batch(np.zeros(len(positions), np.int32), np.array(positions, np.int32))
+    return one_sequence(np.array(positions, np.int32))
 
 
 def mixed_rows(*runs: tuple[int, int, int]) -> Batch[np.ndarray]:
@@ -71,8 +72,8 @@ def same_memory(gpu: backend.Backend, ours: CompressedCache[Any], theirs: Compre
 
 
 def batch_of(gpu: backend.Backend, batch: Batch[np.ndarray]) -> Batch[Any]:
-    sequences = None if batch.sequences is None else gpu.upload(batch.sequences)
-    return Batch(gpu.upload(batch.tokens), gpu.upload(batch.positions), sequences, batch.mixed)
+    tokens, positions, sequences = map(gpu.upload, (batch.tokens, batch.positions, batch.sequences))
+    return Batch(tokens, positions, sequences, batch.mixed)
 
 
 @pytest.mark.parametrize("rounds", [1, 20])

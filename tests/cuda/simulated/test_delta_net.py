@@ -25,6 +25,7 @@ from engine.ops.delta_net import DeltaNet
 from engine.ops.weight import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
+from tests.batches import one_sequence
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.mirror import Mirror as CPU
 from tests.pages import arrays_of, layer_of, no_pages
@@ -239,12 +240,12 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     device_memory = copy(memory, gpu.upload)
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
     device_net = replace(net, **vectors)
-    inputs, places = gpu.upload(x), gpu.upload(positions)
+    inputs, batch = gpu.upload(x), one_sequence(positions, gpu)
     # From two matrices, or from one.
     gates = [alpha, beta] if apart else [np.concatenate([alpha, beta], axis=1)]
     given = [gpu.upload(gate) for gate in gates]
-    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, Batch(places, places)))
-    assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, Batch(positions, positions)).tobytes()
+    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, batch))
+    assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, one_sequence(positions)).tobytes()
     same(memory, copy(device_memory, gpu.download), 5, 8)
 
 
@@ -315,16 +316,15 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     notes: list[Check] = []
     of_cpu, of_gpu = (SimpleNamespace(ops=ops, drafter=None) for ops in (cpu, gpu))
     both = Lockstep(of_cpu, of_gpu, lambda site, check: notes.append(check))
-    arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)] + [
-        np.arange(first, first + rows, dtype=np.int32)
-    ]
-    x, gates, positions = (Pair(array, gpu.upload(array)) for array in arrays)
+    arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)]
+    arrays += [np.arange(first, first + rows, dtype=np.int32), np.zeros(rows, np.int32)]
+    x, gates, positions, slots = (Pair(array, gpu.upload(array)) for array in arrays)
     given = (
         join(net, replace(net, **vectors)),
         x,
         [gates],
         join(memory, device_memory),
-        Batch[Any](positions, positions),
+        Batch[Any](positions, positions, slots),
     )
     if kernel:
         with pytest.raises(Difference, match=f"the kernel {kernel}.* differs in the same way") as caught:

@@ -26,6 +26,7 @@ from engine.cuda.products.heads import HeadProducts
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
 from engine.ops.latent import Latent
+from tests.batches import one_sequence
 from tests.cpu.test_latent_attention import unset
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, computed, cpu, gpu, same, weight
 from tests.pages import layer_of
@@ -281,16 +282,16 @@ def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, ro
         widths = 64, 2 * rope, 32, rope
         x = [rng.standard_normal((count, n)).astype(F) for n in widths]
         at = np.arange(first, first + count, dtype=np.int32)
-        expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Batch(at, at))
-        batch, y = Batch(gpu.upload(at), gpu.upload(at)), [gpu.upload(part) for part in x]
+        expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], one_sequence(at))
+        batch, y = one_sequence(at, gpu), [gpu.upload(part) for part in x]
         (found,) = computed(gpu, partial(gpu.latent_attention, theirs, y[0], y[1], y[2], y[3], caches[1], batch))
         same(found, expected)
         same(gpu.download(caches[1].rows), caches[0].rows)
         first += count
     at = np.array([first], np.int32)
     c, k = (rng.standard_normal((1, n)).astype(F) for n in (32, rope))
-    cpu.remember_latent(mine, c, k, caches[0], Batch(at, at))
-    batch = Batch(gpu.upload(at), gpu.upload(at))
+    cpu.remember_latent(mine, c, k, caches[0], one_sequence(at))
+    batch = one_sequence(at, gpu)
     store = partial(gpu.remember_latent, theirs, gpu.upload(c), gpu.upload(k), caches[1], batch)
     gpu.start(gpu.record(store))
     same(gpu.download(caches[1].rows), caches[0].rows)

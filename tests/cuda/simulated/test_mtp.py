@@ -11,6 +11,7 @@ if not SIMULATED:
 
 from engine.cuda import backend
 from engine.cuda.runtime.tensor import Tensor
+from tests.batches import one_sequence
 from tests.cuda.simulated.test_operations import F, activations, computed, cpu, gpu, same
 
 assert gpu
@@ -23,22 +24,22 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     before, x, e = activations(length, n)[None], activations(rows, n), activations(rows, n)[::-1].copy()
     norms = activations(2, n)
     ring = before.copy()
-    cpu.keep_rows(ring, x, Batch(positions, positions))
+    cpu.keep_rows(ring, x, one_sequence(positions))
     expected = before.copy()
     for t, position in enumerate(positions):
         expected[0, position % length] = x[t]
     same(ring, expected)
 
-    on_device, p = gpu.upload(before), gpu.upload(positions)
+    on_device, batch = gpu.upload(before), one_sequence(positions, gpu)
     a, b, weights = gpu.upload(x), gpu.upload(e), [gpu.upload(norm) for norm in norms]
 
     def both() -> Tensor:
-        gpu.keep_rows(on_device, a, Batch(p, p))
-        return gpu.mtp_input(b, weights[0], on_device, weights[1], Batch(p, p), 1e-6)
+        gpu.keep_rows(on_device, a, batch)
+        return gpu.mtp_input(b, weights[0], on_device, weights[1], batch, 1e-6)
 
     (ours,) = computed(gpu, both)
     same(gpu.download(on_device), ring)
-    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], Batch(positions, positions), 1e-6)
+    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], one_sequence(positions), 1e-6)
     same(ours, theirs)
     # Each half is a normalization of its own.
     h = np.stack([ring[0, (p - 1) % length] if p else np.zeros(n, F) for p in positions])
@@ -49,9 +50,9 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
 def test_a_row_beside_the_one_before(gpu: backend.Backend, rows: int, first: int) -> None:
     e, ring = activations(rows, 40), activations(5, 24)[None]
     positions = np.arange(first, first + rows, dtype=np.int32)
-    a, b, p = (gpu.upload(x) for x in (e, ring, positions))
-    (ours,) = computed(gpu, lambda: gpu.beside(a, b, Batch(p, p)))
-    theirs = cpu.beside(e, ring, Batch(positions, positions))
+    a, b, batch = gpu.upload(e), gpu.upload(ring), one_sequence(positions, gpu)
+    (ours,) = computed(gpu, lambda: gpu.beside(a, b, batch))
+    theirs = cpu.beside(e, ring, one_sequence(positions))
     same(ours, theirs)
     same(theirs, np.hstack([e, ring[0][[(p - 1) % 5 for p in positions]]]))
 
@@ -123,7 +124,7 @@ def test_a_plain_value(gpu: backend.Backend) -> None:
     same(ours, cpu.rms_norm(x, norm, 1e-6))
     # The value to keep need not have been computed before.
     ring, positions = gpu.upload(np.zeros((1, 4, 24), F)), np.array([2, 3], np.int32)
-    p = gpu.upload(positions)
-    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), Batch(p, p)))
+    batch = one_sequence(positions, gpu)
+    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), batch))
     gpu.start(plan)
     same(gpu.download(ring)[0, 2:], cpu.rms_norm(x, norm, 1e-6))

@@ -47,7 +47,7 @@ def usual(rows: int) -> Role:
 def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
     """Runs a pass and checks its result."""
     tokens, positions = np.arange(rows, dtype=F), np.arange(10, 10 + rows, dtype=F)
-    found = ops.run(forward, Batch(tokens, positions, role=usual(rows)), n_logits)
+    found = ops.run(forward, Batch(tokens, positions, np.zeros(rows, np.int32), role=usual(rows)), n_logits)
     assert (found is None) == (n_logits == 0)
     if n_logits:
         assert found.tolist() == (tokens + positions)[-n_logits:].tolist()
@@ -75,7 +75,7 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
     wide = list(range(20, 29))
     for rows in (1, 2, 32, *wide, 20, 21, 1, 2, 32):
         read(ops, forward, rows)
-        assert ops.run(forward, Batch(np.zeros(rows, F), np.zeros(rows, F), role=usual(rows)), 0) is None
+        assert ops.run(forward, Batch(zeros := np.zeros(rows, F), zeros, zeros, role=usual(rows)), 0) is None
     # One recording of many rows serves passes with logits and without; the passes of steps, and of powers of two, stay.
     assert [key[1] for key in ops.plans.latest] == [*wide[-2:], 20, 21]
     assert forward.recorded == [1, 1, 2, 2, 32, *wide, 20, 21]
@@ -95,7 +95,8 @@ class Sums(Forward):
     def given(self, rows: int, role: Role | None = None) -> tuple[Batch[np.ndarray], list[float]]:
         """Random inputs, and the result of each row."""
         tokens, positions = np.random.default_rng(rows).integers(0, 100, (2, rows)).astype(F)
-        return Batch(tokens, positions, role=role or usual(rows)), (tokens + self.count * positions).tolist()
+        batch = Batch(tokens, positions, np.zeros(rows, np.int32), role=role or usual(rows))
+        return batch, (tokens + self.count * positions).tolist()
 
 
 def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
@@ -183,7 +184,7 @@ def test_the_largest_pass_is_that_of_a_model(ops: Any) -> None:
     one, other = Forward(ops), Forward(ops)
     tokens = np.zeros(48, F)
     for forward, most in ((one, 48), (other, 0)):
-        passing = ops.split(forward, Batch(tokens, tokens, role=Role.PREFILL), 1, most)
+        passing = ops.split(forward, Batch(tokens, tokens, np.zeros(48, np.int32), role=Role.PREFILL), 1, most)
         passing.advance(passing.pieces)
     plans = [
         next(plan for key, plan in kept.items() if key[0] is forward)
