@@ -104,8 +104,9 @@ def test_a_room_stands_on_those_above_it_in_the_book() -> None:
 
 def test_a_backend_knows_no_model_and_no_sampler() -> None:
     graph = rooms()
-    assert "models" not in graph["cpu"] | graph["cuda"] | graph["ops"]
-    assert not {"sampling", "speculative", "decode"} & (graph["cpu"] | graph["cuda"] | graph["ops"] | graph["models"])
+    backends = graph["cpu"] | graph["cuda"] | graph["ops"]
+    assert "models" not in backends
+    assert not {"grammar", "sampling", "speculative", "decode"} & (backends | graph["models"])
 
 
 def test_only_commands_know_the_command_line() -> None:

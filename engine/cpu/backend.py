@@ -240,7 +240,7 @@ class Backend(
 
     def warm_up(self, model: AnyModel[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
-        model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1, model.sequence)
+        model.step([(model.sequence, [0])])
         if model.drafter is not None:
             model.drafter.forward(0, 1, model.sequence)
 

@@ -77,9 +77,6 @@ class AnyModel(Protocol[A]):
         """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
         float32 [n_logits, n_vocab], or None."""
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: TokenSequence) -> np.ndarray:
-        """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
-
     def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
         """Run a pass over rows of several sequences.  The caller then commits the tokens that it keeps.
 
