@@ -61,8 +61,10 @@ class GeneratingModel(CachedModel):
     def jobs(self) -> list[Job]:
         """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
-        ops = self.model.ops
+        ops, drafter = self.model.ops, self.model.drafter
         jobs: dict[Job, None] = dict.fromkeys([*ops.jobs(self.model), *step_jobs(ops)])
+        if drafter is not None:
+            jobs.update(dict.fromkeys(drafter.ops.pass_jobs(drafter.compute)))
         for params in CHOICES:
             jobs.update(dict.fromkeys(Sampler(params, self.config.n_vocab).jobs()))
         if isinstance(self.draft, DraftModel):
@@ -74,9 +76,12 @@ class GeneratingModel(CachedModel):
         """Load every kernel by running a pass of one token; the sampler's only if tokens are chosen on the host. Clears
         the cache."""
         self.reset()
+        ops, drafter = self.model.ops, self.model.drafter
         try:
-            self.model.ops.warm_up(self.model)
-            load_step_kernels(self.model.ops)
+            ops.warm_up(self.model)
+            load_step_kernels(ops)
+            if drafter is not None:
+                drafter.ops.load_pass(drafter.compute)
         finally:
             self.reset()
         for params in CHOICES:

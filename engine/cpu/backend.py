@@ -233,16 +233,20 @@ class Backend(
     def jobs(self, model: AnyModel[np.ndarray]) -> list[Job]:
         rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)
         programs = [self._plans.record(model.compute, n, n).program for n in rows]
-        if model.drafter is not None:
-            programs.append(self._plans.record(model.drafter.compute, 1, 1).program)
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())
         return [*entries, *team_jobs()]
 
     def warm_up(self, model: AnyModel[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.step([(model.sequence, [0])])
-        if model.drafter is not None:
-            model.drafter.forward(0, 1, model.sequence)
+
+    def pass_jobs(self, forward: Forward[np.ndarray]) -> list[Job]:
+        return [*self._plans.record(forward, 1, 1).program.entries()]
+
+    def load_pass(self, forward: Forward[np.ndarray]) -> None:
+        """Run the pass for token 0 at position 0."""
+        tokens, positions, slots = (np.zeros(1, np.int32) for _ in range(3))
+        self.run(forward, Batch(tokens, positions, slots), 1)
 
     def expect_drafts(self) -> None:
         """Use other kernels for passes of two to four rows from now on: they take time to compile, and few other passes have

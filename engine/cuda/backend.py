@@ -311,10 +311,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role)
 
     def jobs(self, model: AnyModel[Tensor]) -> list[Job]:
-        drafts = model.drafter.ops if model.drafter is not None else self
-        assert isinstance(drafts, Backend)
-        jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
-        return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts._drafting(model)]
+        return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
 
     def _kernels(self, model: AnyModel[Tensor]) -> list[Specialization]:
         if model in self._needed:
@@ -336,29 +333,29 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         return self._needed.setdefault(model, list(kernels))
 
-    def _drafting(self, model: AnyModel[Tensor]) -> list[Specialization]:
-        """The kernels of the drafter of a model, which may be on another GPU than the model."""
-        if model.drafter is None:
-            return []
-        plan = self.record(partial(model.drafter.compute, self._inputs.part(slice(1)), 1))
-        return list(dict.fromkeys(launch.kernel for launch in plan.launches))
-
     def warm_up(self, model: AnyModel[Tensor]) -> None:
         """Load every kernel that a model's passes use, and record the pass of one token; kernels that are not compiled yet
         are compiled."""
         for kernel in self._kernels(model):
             self.device.load(kernel)
-        if model.drafter is not None:
-            drafts = model.drafter.ops
-            assert isinstance(drafts, Backend)
-            for kernel in drafts._drafting(model):
-                drafts.device.load(kernel)
         self.plan(model.compute, 1, 1)
         rows = most = model.prompt_rows
         if FEW_ROWS <= most <= model.cache.n_ctx:
             self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # what long prompts consist of
             while model.cache.n_sequences > 1 and (rows := padded(rows) // 2) >= FEW_ROWS:
                 self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # and, beside answers, their ends
+
+    def pass_jobs(self, forward: Forward[Tensor]) -> list[Job]:
+        return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels_of(forward)]
+
+    def load_pass(self, forward: Forward[Tensor]) -> None:
+        """Load the kernels; the pass is not run."""
+        for kernel in self._kernels_of(forward):
+            self.device.load(kernel)
+
+    def _kernels_of(self, forward: Forward[Tensor]) -> list[Specialization]:
+        plan = self.record(partial(forward, self._inputs.part(slice(1)), 1))
+        return list(dict.fromkeys(launch.kernel for launch in plan.launches))
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Record the launches of a decode pass without starting any."""

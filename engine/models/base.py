@@ -15,11 +15,11 @@ from engine.cache.spec import StoredRows, of_sequence
 from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
+from engine.models.drafter import Drafter
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring
 from engine.ops.executor import SplitPass
-from engine.ops.model import Drafter
 from engine.ops.operations import Ops
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
@@ -62,7 +62,7 @@ class Model(Loader):
         self.prompt_rows = prompt_rows or ops.max_rows
         #: The maximum number of rows in a pass.
         self.max_rows = pass_rows(self.prompt_rows, n_ctx, ops.decode_rows)
-        self.drafter: Drafter[Array] | None = None
+        self.drafter: Drafter | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")

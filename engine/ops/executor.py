@@ -89,11 +89,18 @@ class Executor(Protocol[A]):
         """
 
     def jobs(self, model: AnyModel[A]) -> list[Job]:
-        """Compile jobs, one for each kernel that the passes of a model and of its drafter use.  Any process can run them."""
+        """Compile jobs, one for each kernel that the passes of a model use.  Any process can run them."""
 
     def warm_up(self, model: AnyModel[A]) -> None:
         """Load the kernels of :meth:`jobs`, and compile those that are not compiled yet.  Overwrites the cache of the
         model."""
+
+    def pass_jobs(self, forward: Forward[A]) -> list[Job]:
+        """Compile jobs, one for each kernel of a pass of one row that returns its logits."""
+
+    def load_pass(self, forward: Forward[A]) -> None:
+        """Load the kernels of :meth:`pass_jobs`, and compile those that are not compiled yet.  A backend may run the pass,
+        which overwrites position 0 of the sequence in slot 0."""
 
     def expect_drafts(self) -> None:
         """Select kernels that are fast for passes of a few rows, because passes will verify drafts."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.ops.model import Drafter
+from engine.models.drafter import Drafter
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
@@ -31,7 +31,7 @@ class MTPDraft(Source):
         self.script: np.ndarray | None = None
 
     @property
-    def _drafter(self) -> Drafter[Array]:
+    def _drafter(self) -> Drafter:
         assert self.llm.model.drafter is not None
         return self.llm.model.drafter
 

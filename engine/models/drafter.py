@@ -1,0 +1,42 @@
+"""The interface of a network that drafts."""
+
+from typing import Protocol
+
+import numpy as np
+
+from engine.arrays import Array, Batch
+from engine.cache.sequence import Sequence
+from engine.ops.operations import Ops
+
+
+class Drafter(Protocol):
+    """A network that drafts tokens from the outputs of a model: a layer after its trunk, or an assistant."""
+
+    @property
+    def ops(self) -> Ops:
+        """The backend that computes the drafts.  It is of the same kind as the backend of the model."""
+
+    @property
+    def inputs(self) -> Batch[Array] | None:
+        """Memory for the inputs of the drafter's passes (``Operations.inputs``)."""
+
+    @property
+    def hidden(self) -> Array:
+        """Outputs of the trunk, float32 [sequences, length, n].  The output for the token at position p of a sequence is in
+        row p % length."""
+
+    @property
+    def n_bytes(self) -> int:
+        """The size in bytes of the weights that one draft reads."""
+
+    def follow(self, batch: Batch[Array], hidden: Array) -> None:
+        """Store the outputs ``hidden`` [rows, n] of the trunk for the tokens of a pass."""
+
+    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
+        """The operations of a draft pass: logits after one token, float32 [1, n_vocab]."""
+
+    def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
+        """Run a draft pass.  Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
+
+    def reserve(self, length: int) -> None:
+        """Compute the rotation angles of positions [0, length)."""
