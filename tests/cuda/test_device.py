@@ -1059,6 +1059,7 @@ def test_a_freed_model_gives_its_memory_back(gpu: Any, tiny: Any) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("gpu")
 def test_a_limit_of_memory(tiny: Any) -> None:
     """A process with a limit takes no more free memory than that, and gives the same answer; a context that needs more is
     refused.  In a process of its own, so that nothing has been taken before."""
