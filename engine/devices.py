@@ -35,12 +35,12 @@ def parse_device(name: str) -> int | None:
     return 0 if name == "auto" else None
 
 
-def check_gpu_memory(limit: int, *names: str) -> None:
-    """Raise UsageError if there is a limit for the memory of a GPU and all devices of these names are the CPU."""
-    if limit and all(parse_device(name) is None for name in names):
+def check_gpu_memory(limit: int, *names: "str | Target") -> None:
+    """Raise UsageError if there is a limit for the memory of a GPU and none of these devices is a GPU of this machine."""
+    if limit and all(not isinstance(name, str) or parse_device(name) is None for name in names):
         raise UsageError(
-            "gpu_memory=... limits the memory of a GPU, and the model runs on the CPU: leave it out, or choose a GPU "
-            '(device="cuda").'
+            "gpu_memory=... limits the memory of a GPU of this machine, and the model runs on none: leave it out, or "
+            'choose a GPU (device="cuda").'
         )
 
 

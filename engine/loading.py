@@ -165,8 +165,7 @@ def load(
         raise UsageError(f"snapshot_bytes must be 0 or more, not {described(snapshot_bytes)}.")
     check_batch_size(batch_size)
     limit = 0 if gpu_memory is None else memory_size("gpu_memory", gpu_memory)
-    if isinstance(device, str):
-        check_gpu_memory(limit, device, device_draft or device)
+    check_gpu_memory(limit, device, device_draft or device)
     ops = open_device(device, n_threads, None, batch_size, limit)
     drafter, draft_ops = None, ops
     if draft_model is not None:

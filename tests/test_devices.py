@@ -378,6 +378,11 @@ def test_a_limit_needs_a_gpu(capsys: Capture) -> None:
         assert (
             "--gpu-memory" in (error := sentence(capsys)) and "leave it out, or choose a GPU (--device cuda)" in error
         )
+    pytest.importorskip("numba_cuda", reason="targets need numba-cuda")
+    from engine.cuda.target import Target
+
+    with pytest.raises(UsageError, match="leave it out, or choose a GPU"):
+        check_gpu_memory(8 << 30, Target("sm_90"))
     check_gpu_memory(8 << 30, "cpu", "cuda:1")
     check_gpu_memory(8 << 30, "auto")
     check_gpu_memory(0, "cpu")
