@@ -79,6 +79,11 @@ def open_device(
         return _cpu(n_threads, max_rows)
 
 
+def host_beside(ops: "Ops", n_threads: int = 0) -> "Ops | None":
+    """The CPU for the parts of a model that are not on the GPU of ``ops``; None if ``ops`` is the CPU."""
+    return None if ops.n_threads else _cpu(n_threads, 0)
+
+
 def why_no_gpu() -> str:
     """The sentence that says why "auto" selects the CPU; "" if there is a usable GPU."""
     try:

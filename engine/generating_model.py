@@ -61,8 +61,8 @@ class GeneratingModel(CachedModel):
     def jobs(self) -> list[Job]:
         """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
-        ops, drafter = self.model.ops, self.model.drafter
-        jobs: dict[Job, None] = dict.fromkeys([*ops.jobs(self.model), *step_jobs(ops)])
+        model, drafter = self.model, self.model.drafter
+        jobs: dict[Job, None] = dict.fromkeys([*model.jobs(), *([] if model.stages else step_jobs(model.ops))])
         if drafter is not None:
             jobs.update(dict.fromkeys(drafter.ops.pass_jobs(drafter.compute)))
         for params in CHOICES:
@@ -76,10 +76,11 @@ class GeneratingModel(CachedModel):
         """Load every kernel by running a pass of one token; the sampler's only if tokens are chosen on the host. Clears
         the cache."""
         self.reset()
-        ops, drafter = self.model.ops, self.model.drafter
+        drafter = self.model.drafter
         try:
-            ops.warm_up(self.model)
-            load_step_kernels(ops)
+            self.model.warm_up()
+            if not self.model.stages:
+                load_step_kernels(self.model.ops)
             if drafter is not None:
                 drafter.ops.load_pass(drafter.compute)
         finally:
@@ -111,7 +112,7 @@ class GeneratingModel(CachedModel):
         if request.speculation is not None:
             with self.lock:
                 self.check_open()
-                self.model.ops.expect_drafts()
+                self.model.expect_drafts()
         try:
             while (item := self.core.next(request)) is not None:
                 yield item
@@ -157,7 +158,7 @@ class GeneratingModel(CachedModel):
             return
         if forget and self.model.ops.device_memory() is None:
             self.slots.forget_others(self.states)
-        self.model.ops.rest(self.cache)
+        self.model.rest()
         if isinstance(self.draft, DraftModel):
             self.draft.llm.rest(forget)
 
@@ -166,7 +167,7 @@ class GeneratingModel(CachedModel):
         """Prepare for passes after :meth:`rest`, which are slower without it."""
         if self.closed:
             return
-        self.model.ops.resume(self.cache)
+        self.model.resume()
         if isinstance(self.draft, DraftModel):
             self.draft.llm.resume()
 

@@ -2,8 +2,11 @@
 
 import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.cache.recurrent import default_budget
 from engine.cache.types import CHUNK, Types
@@ -11,18 +14,20 @@ from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
-from engine.devices import check_batch_size, check_gpu_memory, open_device
+from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
 from engine.errors import ContextError, ModelError, UsageError
-from engine.gguf.file import GGUF, read_gguf
+from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, MOST_PARALLEL
 from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.division import Division, fitted, parse_overrides, part_of, weight_bytes
 from engine.models.families.deepseek4 import with_rounding
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
+from engine.models.placement import Placement
 from engine.models.registry import (
     build,
     is_mtp,
@@ -43,6 +48,10 @@ if TYPE_CHECKING:
     from engine.cuda.target import Target
 
 
+FITTED_CONTEXT = 8192
+"""The positions of a context for which there should be room on a GPU that is too small for a whole model."""
+
+
 def load(
     path_or_name: str | os.PathLike[str] | None = None,
     *,
@@ -58,6 +67,9 @@ def load(
     draft_model: str | os.PathLike[str] | None = None,
     device_draft: str | None = None,
     gpu_memory: int | str | None = None,
+    n_gpu_layers: int | None = None,
+    n_cpu_moe: int = 0,
+    override_tensor: str = "",
     mtp: bool = True,
     parallel: int = 1,
     draft_max: int = 0,
@@ -100,6 +112,15 @@ def load(
         The most memory that this process may use of a GPU, in bytes or as "12G" or "800M": what does not fit is refused as
         if the GPU had no more. The limit is for everything: weights, caches, intermediate results, draft models on the same
         GPU, what the driver stores for kernels and graphs, and 512 MiB for its context. By default all memory that is free.
+    n_gpu_layers : int, optional
+        The number of layers on the GPU: the last ones, and the output. The others are on the CPU. By default as many as fit
+        into its memory, and of a mixture first all but the experts of some layers; 0: none. The answer does not depend on it. On the CPU it has no effect.
+    n_cpu_moe : int
+        The number of layers, from the first one on, whose mixture of experts is on the CPU.
+    override_tensor : str
+        ``"REGEX=DEVICE,..."``: the device, cpu or gpu, of the parts of layers whose tensors' names contain a match, such as
+        ``"ffn_.*_exps=cpu"``. The first match counts, and it takes precedence over ``n_gpu_layers`` and ``n_cpu_moe``. The
+        tensors of a mixer stay together, and so do those of a network.
     mtp : bool
         Whether a model that has a layer for drafting (multi-token prediction) uses it. A draft model takes precedence.
     parallel : int
@@ -144,8 +165,9 @@ def load(
     queue
     """
     numbers = {"n_ctx": n_ctx, "n_threads": n_threads, "batch_size": batch_size}
-    numbers |= {"parallel": parallel, "draft_max": draft_max}
-    for name, value in (numbers | ({} if snapshot_bytes is None else {"snapshot_bytes": snapshot_bytes})).items():
+    numbers |= {"parallel": parallel, "draft_max": draft_max, "n_cpu_moe": n_cpu_moe}
+    optional = {"snapshot_bytes": snapshot_bytes, "n_gpu_layers": n_gpu_layers}
+    for name, value in (numbers | {name: given for name, given in optional.items() if given is not None}).items():
         whole(name, value)
     if not isinstance(device, str) and not hasattr(device, "compute_capability"):
         raise UsageError(f"a device is given by its name, such as cpu or cuda:1, not {described(device)}.")
@@ -163,6 +185,9 @@ def load(
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {described(draft_max)}.")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {described(snapshot_bytes)}.")
+    if min(n_gpu_layers or 0, n_cpu_moe) < 0:
+        raise UsageError("n_gpu_layers and n_cpu_moe are numbers of layers: they must be 0 or more.")
+    division = Division(n_gpu_layers, n_cpu_moe, parse_overrides(override_tensor))
     check_batch_size(batch_size)
     limit = 0 if gpu_memory is None else memory_size("gpu_memory", gpu_memory)
     check_gpu_memory(limit, device, device_draft or device)
@@ -190,7 +215,7 @@ def load(
     if layer is not None:
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
-    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer
+    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads
     options = _Options(types, batch_size > 0, mtp and drafter is None, *rest)
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
@@ -204,7 +229,7 @@ def load(
             drafter,
             draft_ops,
             llm.n_ctx,
-            replace(options, snapshot_bytes=0, ds4_rounding=False, drafted=False, layer=None),
+            replace(options, snapshot_bytes=0, ds4_rounding=False, drafted=False, layer=None, division=Division()),
             progress,
         )
         llm.draft = DraftModel(draft, llm)
@@ -258,6 +283,9 @@ class _Options:
     beside: int = 0
     #: The file of the layer that drafts, if it has one of its own.
     layer: GGUF | None = None
+    division: Division = Division()
+    #: CPU threads.
+    n_threads: int = 0
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
@@ -269,22 +297,25 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
         config = without_mtp(config)
     # Per-layer embeddings stay in host memory.
     in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
-    n_bytes = gguf.n_bytes + options.beside - in_host
     rewind, parallel = _rewind(options.draft_max, ops), options.parallel
     check_types(config, options.types, gguf)
     if options.ds4_rounding:
         config = with_rounding(config, options.types, gguf)
-    n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, ops, n_bytes)
+    placement = _placement(config, gguf, ops, n_ctx, rewind, options)
+    weights = weight_bytes(config, gguf, placement)
+    weights[ops] += options.beside
+    n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
     tokenizer = Tokenizer.from_gguf(gguf)
-    tensors = [*gguf.tensors.values(), *([] if layer is None else layer_tensors(layer))]
-    ops.loading([tensor.data for tensor in tensors], progress)
-    model = build(config, gguf, ops, n_ctx, options.types, rewind, parallel, capacity, rows)
+    _begin_loading(config, gguf, placement, [] if layer is None else layer_tensors(layer), progress)
+    model = build(config, gguf, placement, n_ctx, options.types, rewind, parallel, capacity, rows)
     if layer is not None:
         model.drafter = load_layer_that_drafts(model, layer)
     budget = options.snapshot_bytes
     if budget is None:
         # Neither the cache nor copies of weights have taken their memory yet.
-        in_host = n_bytes + model.cache.n_bytes if ops.device_memory() is None else in_host
+        for device in placement.devices:
+            if device.device_memory() is None:
+                in_host += weights[device] + model.cache.memory_bytes(device)
         budget = default_budget(available_memory() - in_host)
     llm = opened(gguf, tokenizer, model, 0.0, budget)
     if model.config.mtp_problem:
@@ -292,15 +323,52 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     llm.warnings += tokenizer.warnings
     if model.drafter is not None:
         ops.expect_drafts()
-    needed = ops.load_jobs()
+    needed = [job for device in placement.devices for job in device.load_jobs()]
     if not all(job.kept() for job in needed):
         # The first model of all: what loading needs is compiled together with the rest, by all cores.
         compiling = time.perf_counter()
         compile_all([*needed, *llm.jobs()], progress)
         llm.compile_seconds = time.perf_counter() - compiling
-    ops.loaded()
+    for device in placement.devices:
+        device.loaded()
     llm.load_seconds = file.seconds + time.perf_counter() - started - llm.compile_seconds
     return llm
+
+
+def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, rewind: int, options: _Options) -> Placement:
+    """Where the parts of a model lie: as the options say, or else on the GPU as far as its memory reaches.  Raises UsageError
+    for options that do not fit the model."""
+    division, whole = options.division, Placement.whole(config, ops)
+    if division.divides(config):
+        host = host_beside(ops, options.n_threads)
+        return whole if host is None else division.placement(config, gguf, ops, host)
+    positions = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT)
+
+    def fits(placement: Placement) -> bool:
+        """Whether the GPU has room for its parts and for a context, if prompts are read in small passes."""
+        room = ops.free_memory(weight_bytes(config, gguf, placement)[ops] + options.beside)
+        sizes = positions, ops.decode_rows, rewind, options.parallel, positions
+        return room >= context_bytes(config, ops, options.types, *sizes, placement)
+
+    if ops.device_memory() is None or division.n_gpu_layers is not None or fits(whole):
+        return whole
+    host = host_beside(ops, options.n_threads)
+    return (host and fitted(config, gguf, ops, host, fits)) or whole
+
+
+def _begin_loading(
+    config: ModelConfig, gguf: GGUF, placement: Placement, others: Iterable[GGUFTensor], progress: Progress | None
+) -> None:
+    """Prepare every device to load its tensors; others: those of a layer that drafts."""
+    places = dict(placement.parts())
+    given: dict[Ops, list[np.ndarray]] = {ops: [] for ops in placement.devices}
+    for name, tensor in gguf.tensors.items():
+        part = part_of(name, config)
+        ops = places[part] if part is not None else placement.first if name == "token_embd.weight" else placement.last
+        given[ops].append(tensor.data)
+    given[placement.last] += [tensor.data for tensor in others]
+    for ops, tensors in given.items():
+        ops.loading(tensors, progress)
 
 
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
@@ -317,7 +385,12 @@ def _rewind(draft_max: int, ops: Ops) -> int:
 
 
 def _context(
-    config: ModelConfig, n_ctx: int, options: _Options, rewind: int, ops: Ops, weights: int
+    config: ModelConfig,
+    n_ctx: int,
+    options: _Options,
+    rewind: int,
+    placement: Placement,
+    weights: Mapping[Ops, int],
 ) -> tuple[int, int, int]:
     """The number of positions of a context, the number of tokens of a prompt that one pass reads, and the number of positions
     that all contexts share.  Raises ContextError if the device's memory is too small."""
@@ -325,21 +398,32 @@ def _context(
         raise UsageError(
             f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
         )
-    free, rows, parallel = ops.free_memory(weights), ops.max_rows, options.parallel
+    room_of = {ops: ops.free_memory(weights.get(ops, 0)) for ops in placement.devices}
+    decode_rows, rows, parallel = placement.last.decode_rows, max(ops.max_rows for ops in room_of), options.parallel
+
+    def of_device(ops: Ops, positions: int, rows: int, capacity: int = 0) -> int:
+        sizes = positions, min(rows, ops.max_rows), rewind, parallel, capacity or positions
+        return context_bytes(config, ops, options.types, *sizes, placement)
+
+    def share(ops: Ops) -> float:
+        return of_device(ops, n_ctx or config.n_ctx_train, rows) / max(1, room_of[ops])
+
+    # The device that the model fills most decides.
+    ops = max(room_of, key=share)
+    free = room_of[ops]
 
     def size(positions: int, rows: int, capacity: int = 0) -> int:
-        sizes = positions, rows, rewind, parallel, capacity or positions
-        return context_bytes(config, ops, options.types, *sizes)
+        return of_device(ops, positions, rows, capacity)
 
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:
         positions //= 2
     # Reading prompts in smaller pieces is better than not reading them.
-    while free and size(positions, rows) > free and rows > ops.decode_rows and not options.batched:
-        rows = max(ops.decode_rows, rows // 2)
+    while free and size(positions, rows) > free and rows > decode_rows and not options.batched:
+        rows = max(decode_rows, rows // 2)
     if free and size(positions, rows) > free:
         needed = f"{size(positions, rows) / 2**20:.0f} MiB"
-        batch = " or batch (batch_size=...)" if options.batched and rows > ops.decode_rows else ""
+        batch = " or batch (batch_size=...)" if options.batched and rows > decode_rows else ""
         fewer = ", or fewer answers at a time (parallel=...)" if parallel > 1 else ""
         smaller = f"a smaller context (n_ctx=...){batch}{fewer}"
         if n_ctx:

@@ -207,8 +207,10 @@ class CompressedCacheSpec(CacheSpec):
                 return None
             rows = memory.pool(self.row_paging)
             pending = memory.zeros((memory.n_sequences, length, 2, self.overlap * width), np.float32)
-            return Blocks(memory.pages(rows, (rows.n_pages, *page), dtype), rows.table, pending)
+            return Blocks(memory.pages(rows, (rows.n_pages, *page), dtype), memory.table(self.row_paging), pending)
 
         compressed, keys = blocks(self.d, CHUNK, self.d), blocks(self.n_keys, self.n_keys, CHUNK)
         numbers = self.ratio, self.top_k, self.back
-        return CompressedCache(latents, pool.table, self.paging, kind, types.v, *numbers, compressed, keys)
+        return CompressedCache(
+            latents, memory.table(self.paging), self.paging, kind, types.v, *numbers, compressed, keys
+        )

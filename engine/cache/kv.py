@@ -8,9 +8,10 @@ sequence is in lane j % 64 of page ``table[sequence, j // 64]``.  Other data, su
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from engine.arrays import A
 from engine.cache.contents import stored
@@ -74,7 +75,8 @@ class AttentionCacheSpec(CacheSpec):
         pool, heads, k, v = memory.pool(self.paging), self.n_head_kv, types.k, types.v
         keys = memory.pages(pool, k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype, axis=1)
         values = memory.pages(pool, v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype, axis=1)
-        return AttentionCache(keys, values, pool.table, self.window, k, v, heads, self.d_k, self.d_v)
+        table = memory.table(self.paging)
+        return AttentionCache(keys, values, table, self.window, k, v, heads, self.d_k, self.d_v)
 
 
 @dataclass
@@ -137,6 +139,16 @@ class AttentionCache(LayerMemory[A]):
         return replace(own, keys=copies[0], values=copies[1], table=np.ascontiguousarray(pages[None]))
 
 
+class Place(Protocol):
+    """What a cache uses of a backend whose memory holds a layer."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """A zeroed array."""
+
+    def store(self, target: Any, first: int, rows: np.ndarray) -> None:
+        """target[first : first + len(rows)] = rows."""
+
+
 class KVCache(PagedMemory):
     """The caches of all layers.  ``engine/cache/sequence.py`` keeps track of the contents."""
 
@@ -151,6 +163,7 @@ class KVCache(PagedMemory):
         others: Iterable[Ring] = (),
         n_sequences: int = 1,
         capacity: int = 0,
+        places: Sequence[Place] = (),
     ) -> None:
         """Allocate the caches of layers with the given specifications.
 
@@ -159,18 +172,36 @@ class KVCache(PagedMemory):
         store: writes to the arrays that ``zeros`` returns; None: they are NumPy arrays.
         others: rings that the model has for each sequence in addition to those of its layers.
         capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
+        places: the device of each layer; by default that of ``zeros``.
         """
+        if places:
+            zeros, store = places[0].zeros, places[0].store
         super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity)
+        #: The memory of each device that holds layers.
+        self.memories: dict[Place, PagedMemory] = {}
+        sizes = n_sequences, capacity, self.pools
+        for place in places:
+            if place not in self.memories:
+                own = self if not self.memories else PagedMemory(n_ctx, max_rows, place.zeros, place.store, *sizes)
+                self.memories[place] = own
         self.n_bytes = sum(spec.n_bytes(n_ctx, max_rows, types, n_sequences, capacity) for spec in specs)
+        self._bytes: Counter[Place] = Counter()
+        for place, spec in zip(places, specs, strict=False):
+            self._bytes[place] += spec.n_bytes(n_ctx, max_rows, types, n_sequences, capacity)
         #: The size in bytes of a page of each kind, summed over all layers.
         self.page_bytes: Counter[Paging] = Counter()
         for spec in specs:
             self.page_bytes.update(spec.page_bytes(types))
-        self.layers: list[Any] = [spec.allocate(self, types) for spec in specs]
+        memories = [self.memories[place] for place in places] or [self] * len(specs)
+        self.layers: list[Any] = [spec.allocate(memory, types) for spec, memory in zip(specs, memories, strict=True)]
         #: Whether a snapshot and pages without a window are all that a sequence needs to continue.
         self.restorable = all(spec.restorable for spec in specs)
         #: The kinds of rings, in which new positions overwrite old ones.
         self.rings = frozenset([*others, *(ring for spec in specs for ring in spec.rings(max_rows))])
+
+    def memory_bytes(self, place: Place) -> int:
+        """The bytes that it has in the memory of a device."""
+        return self._bytes[place] if self.memories else self.n_bytes
 
     @property
     def rewind(self) -> int:

@@ -40,7 +40,7 @@ class LatentCacheSpec(CacheSpec):
         """Allocate the pages of the layer."""
         pool = memory.pool(Paging())
         rows = memory.pages(pool, (pool.n_pages, CHUNK, self.width), types.k.dtype)
-        return LatentCache(rows, pool.table, types.k, types.v, self.width, memory.max_rows)
+        return LatentCache(rows, memory.table(Paging()), types.k, types.v, self.width, memory.max_rows)
 
 
 @dataclass

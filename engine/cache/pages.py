@@ -110,6 +110,8 @@ class PagePool:
         self.table = zeros((n_sequences, n_chunks), np.int32)
         self._pages = self.table if store is None else np.zeros((n_sequences, n_chunks), np.int32)
         self._store = store
+        # The tables of further devices, and how they are written.
+        self._copies: list[tuple[Any, Store]] = []
         self._changed: set[int] = set()
         # In descending order, so that pages are taken in ascending order.
         self._free = list(range(n_pages - 1, -1, -1))
@@ -207,16 +209,22 @@ class PagePool:
         assert all(self._keys[page] is None for page in self._free), "a free page has a key"
         assert all(self._keys[page] is not None for page in self._kept), "a page without a key is kept"
 
+    def copy(self, zeros: Zeros, store: Store) -> Any:
+        """A table for another device, which :meth:`publish` keeps equal to ``table``: int32 [n_sequences, n_chunks]."""
+        self._copies.append((zeros((len(self._pages), self._pages.shape[1]), np.int32), store))
+        return self._copies[-1][0]
+
     def place(self, slot: int, chunk: int, page: int) -> None:
         """Assign a page to a chunk of the sequence in a slot.  It takes effect with the next :meth:`publish`."""
         self._pages[slot, chunk] = page
         self._changed.add(slot)
 
     def publish(self) -> None:
-        """Write changes of the table to the device."""
-        if self._store is not None:
+        """Write the changes of the table to the devices."""
+        targets = self._copies if self._store is None else [(self.table, self._store), *self._copies]
+        for table, store in targets:
             for slot in self._changed:
-                self._store(self.table, slot, self._pages[slot : slot + 1])
+                store(table, slot, self._pages[slot : slot + 1])
         self._changed.clear()
 
 
@@ -230,7 +238,8 @@ class Paged:
 
 
 class PagedMemory:
-    """Paged memory for ``n_sequences`` sequences of at most ``n_ctx`` positions, if a pass stores at most ``max_rows``."""
+    """Paged memory of one device for ``n_sequences`` sequences of at most ``n_ctx`` positions.  A pass stores at most
+    ``max_rows`` of them."""
 
     def __init__(
         self,
@@ -240,19 +249,22 @@ class PagedMemory:
         store: Store | None = None,
         n_sequences: int = 1,
         capacity: int = 0,
+        pools: dict[Paging, PagePool] | None = None,
     ) -> None:
         """Create memory without any pools.
 
         zeros: allocates arrays.
         store: writes to the arrays that ``zeros`` returns; None: they are NumPy arrays.
         capacity: the number of positions that all sequences share in layers without a window; 0: ``n_ctx`` for each.
+        pools: the pools of another device that holds other layers of the same sequences; None: new ones.
         """
         self.n_ctx = n_ctx
         self.max_rows = max_rows
         self.n_sequences = n_sequences
         self.capacity = capacity
         self.zeros = zeros
-        self.pools: dict[Paging, PagePool] = {}
+        self.pools: dict[Paging, PagePool] = {} if pools is None else pools
+        self._tables: dict[Paging, Any] = {}
         #: All arrays that are divided into pages.
         self.paged: list[Paged] = []
         self._store = store
@@ -263,7 +275,16 @@ class PagedMemory:
             n_pages = paging.pages(self.n_ctx, self.max_rows, self.n_sequences, self.capacity)
             n_chunks = paging.chunks(self.n_ctx)
             self.pools[paging] = PagePool(n_pages, n_chunks, self.n_sequences, self.zeros, self._store)
+            self._tables[paging] = self.pools[paging].table
         return self.pools[paging]
+
+    def table(self, paging: Paging) -> Any:
+        """The table of the pages of a kind of layer on this device: int32 [n_sequences, n_chunks]."""
+        pool = self.pool(paging)
+        if paging not in self._tables:
+            assert self._store is not None
+            self._tables[paging] = pool.copy(self.zeros, self._store)
+        return self._tables[paging]
 
     def pages(self, pool: PagePool, shape: tuple[int, ...], dtype: DTypeLike, axis: int = 0) -> Any:
         """Allocate a zeroed array whose axis ``axis`` indexes the pages of a pool."""

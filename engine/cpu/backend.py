@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Batch
-from engine.cache.kv import KVCache
+from engine.cache.pages import PagedMemory
 from engine.checks import described
 from engine.compile.jobs import Job
 from engine.cpu import bandwidth, mapping
@@ -35,7 +35,7 @@ from engine.machine.memory import available_memory
 from engine.ops.device import DeviceMemory, DeviceOperations
 from engine.ops.executor import Forward
 from engine.ops.memory import Progress
-from engine.ops.model import AnyModel
+from engine.ops.model import AnyModel, Recordable
 from engine.ops.observation import Observer
 from engine.ops.operations import Operations
 from engine.ops.weight import Weight
@@ -170,7 +170,7 @@ class Backend(
     def buffer_bytes(self) -> int:
         return self._pool.n_bytes
 
-    def rest(self, cache: KVCache) -> None:
+    def rest(self, cache: PagedMemory) -> None:
         """Give the memory of free pages and of intermediate results back to the system, and what is mapped of weights that
         were copied: reading the tensors beside them maps it again."""
         free = {pool: pool.free_runs for pool in cache.pools.values()}
@@ -184,7 +184,7 @@ class Backend(
             give_back(data)
         self._pool.rest()
 
-    def resume(self, cache: KVCache) -> None:
+    def resume(self, cache: PagedMemory) -> None:
         """Let the system use huge pages for them again."""
         for paged in cache.paged:
             mapping.resume(paged.array)
@@ -230,7 +230,11 @@ class Backend(
         since passes are not split."""
         return min(left, most)
 
-    def jobs(self, model: AnyModel[np.ndarray]) -> list[Job]:
+    def padded_rows(self, rows: int, mixed: bool) -> int:
+        """``rows``: no pass is padded."""
+        return rows
+
+    def jobs(self, model: Recordable[np.ndarray]) -> list[Job]:
         rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)
         programs = [self._plans.record(model.compute, n, n).program for n in rows]
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())

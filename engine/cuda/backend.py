@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Batch, Role
-from engine.cache.kv import AttentionCache, KVCache
+from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
+from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import SEGMENT, RecurrentCache
 from engine.compile.jobs import Job
 from engine.cuda import (
@@ -58,7 +59,7 @@ from engine.ops.experts import Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
 from engine.ops.memory import Progress
-from engine.ops.model import AnyModel
+from engine.ops.model import AnyModel, Recordable
 from engine.ops.observation import Observation, Observer
 from engine.ops.operations import Operations
 from engine.ops.weight import Weight
@@ -102,7 +103,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self._occupant: Occupant | None = None
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
-        self._needed: dict[AnyModel[Tensor], list[Specialization]] = {}
+        self._needed: dict[Recordable[Tensor], list[Specialization]] = {}
         #: The prefill pass that has begun last: its memory is in use until it has ended.
         self._split: SplitPlan | None = None
         self._inputs, self._prefill_inputs = self.inputs(), self.inputs()
@@ -200,10 +201,10 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def buffer_bytes(self) -> int:
         return self.recorder.n_bytes
 
-    def rest(self, cache: KVCache) -> None:
+    def rest(self, cache: PagedMemory) -> None:
         """Do nothing: what a GPU has in its memory is no memory of the system."""
 
-    def resume(self, cache: KVCache) -> None:
+    def resume(self, cache: PagedMemory) -> None:
         """Do nothing."""
 
     def inputs(self) -> Batch[Tensor]:
@@ -294,6 +295,10 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         unit = max(1, most // FEW_ROWS // 8) * FEW_ROWS
         return rows - rows % unit or rows
 
+    def padded_rows(self, rows: int, mixed: bool) -> int:
+        """The next power of two if the pass is mixed, else ``rows``."""
+        return padded(rows) if mixed else rows
+
     def plan(
         self,
         forward: Forward[Tensor],
@@ -310,10 +315,10 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         place = self._place(role, inputs)
         return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role)
 
-    def jobs(self, model: AnyModel[Tensor]) -> list[Job]:
+    def jobs(self, model: Recordable[Tensor]) -> list[Job]:
         return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
 
-    def _kernels(self, model: AnyModel[Tensor]) -> list[Specialization]:
+    def _kernels(self, model: Recordable[Tensor]) -> list[Specialization]:
         if model in self._needed:
             return self._needed[model]
         kernels: dict[Specialization, None] = {}

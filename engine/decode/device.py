@@ -24,7 +24,9 @@ def can_sample(ops: AnyOperations, params: SamplerParams) -> bool:
 
 def device_steps(model: AnyModel[Any]) -> Steps | None:
     """New steps of a model whose tokens its device chooses, for answers for which :func:`can_sample` is true; None if the
-    device cannot choose tokens."""
+    device cannot choose tokens, or if the model is divided, since the host runs one stage after another."""
+    if model.stages:
+        return None
     ops = model.ops
     if not isinstance(ops, GraphOperations):
         return None

@@ -17,7 +17,9 @@ from engine.speculative.proposal import DeviceDraft
 class Readable(Protocol):
     """The interface of a model that steps use."""
 
-    cache: KVCache
+    @property
+    def cache(self) -> KVCache:
+        """Its cache."""
 
     @property
     def ops(self) -> Any:

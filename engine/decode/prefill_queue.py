@@ -77,7 +77,7 @@ class PrefillQueue:
         left = min((stop for stop in borders if stop > first), default=total) - first
         if prefilling.request.scored:
             left = min(left, MOST_LOGITS)
-        if self._beside and not model.ops.splits:
+        if self._beside and not model.splits:
             return self._pace.rows(left, model.prompt_rows, self._share)
         return model.next_rows(left, self._beside)
 
@@ -86,7 +86,7 @@ class PrefillQueue:
         rows, count, begun = len(current.tokens), current.pieces, time.perf_counter()
         if self._beside:
             count = self._pace.pieces(rows, count, self._share)
-        if not self._batch.model.ops.splits:
+        if not self._batch.model.splits:
             self._batch.on_wait()  # the host computes them
         try:
             started = current.advance(count)

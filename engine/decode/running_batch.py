@@ -90,7 +90,7 @@ class RunningBatch:
     def ahead_prefill(self) -> int:
         """The most passes in flight during a prefill: a device that runs pieces of it between steps must not wait for the
         host to start the next ones."""
-        return 2 if self.model.ops.splits else 1
+        return 2 if self.model.splits else 1
 
     def ahead_of(self, group: Sequence[Running]) -> int:
         """The most passes in flight if the next one is a step of ``group``."""

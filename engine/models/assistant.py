@@ -51,7 +51,8 @@ class Assistant(Gemma4Loader):
         self.output_norm = self.vector("output_norm.weight", c.n_embd)
         self.pre_projection = self.product("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
         self.post_projection = self.product("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
-        self.layers = [self.load_layer(il) for il in range(c.n_layer)]
+        self.mixers = [self.load_mixer(il) for il in range(c.n_layer)]
+        self.networks = [self.load_network(il) for il in range(c.n_layer)]
         self.ignore(*IGNORED)
         self.check_complete()
         #: Memory for the inputs of the assistant's passes.
@@ -103,12 +104,12 @@ class Assistant(Gemma4Loader):
         # All drafts of a step use the position of the last sampled token and see the positions before it.
         places, last = (self.anchor[i : i + 1].reshape(ops.decode_rows)[: batch.rows] for i in range(2))
         here = replace(batch, positions=places)
-        for il, layer in enumerate(self.layers):
+        for il, (layer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
             memory = target.cache.layers[self._memories[il]]
             window = memory.window - 1 if layer.window else 0
             q = layer.attn_q.apply(ops, ops.rms_norm(x, layer.attn_norm, c.norm_eps))
             o = ops.attend_past(layer.heads, q, memory, here, last, layer.table, window)
-            x = self.finish(layer, x, o, None)
+            x = self.add_network(ops, network, self.add_attention(ops, layer, x, o), None)
         y = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
         logits, hidden = products(ops, y, [self.output, self.post_projection])
         ops.keep_rows(self.hidden, hidden, batch)

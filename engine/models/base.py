@@ -3,22 +3,26 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from engine.arrays import Array, Batch, Role, Value
 from engine.cache.kv import KVCache, pass_rows
+from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import Snapshot
 from engine.cache.sequence import Sequence
 from engine.cache.spec import StoredRows, of_sequence
 from engine.cache.types import CHUNK, Types
+from engine.compile.jobs import Job
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring
+from engine.models.placement import Placement
+from engine.models.stage import Stage, StagedPass
 from engine.ops.executor import SplitPass
 from engine.ops.operations import Ops
 
@@ -27,18 +31,22 @@ TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
 
 
 class Model(Loader):
-    """A model on the backend ``ops``.  No code here or in subclasses depends on the kind of backend.
+    """A model on one backend, or divided into stages on several.  No code here or in subclasses depends on their kind.
 
-    A subclass loads a layer in ``load_layer`` and computes it in ``block``.  ``drafter`` is the network that drafts tokens
-    from the outputs of the trunk, either a layer of the file (``engine/models/mtp.py``) or an assistant
+    ``ops`` is the backend of the output and, unless the model is divided, of everything else.  A subclass loads a layer in
+    ``load_layer`` and computes its two parts in ``mix`` and ``feed``.  ``drafter`` is the network that drafts tokens from the
+    outputs of the trunk, either a layer of the file (``engine/models/mtp.py``) or an assistant
     (``engine/models/assistant.py``).  It is None if there is no such network or it is switched off.
     """
+
+    loader_type: type[Loader] = Loader
+    """The class of the loaders of further devices."""
 
     def __init__(
         self,
         config: ModelConfig,
         gguf: GGUF,
-        ops: Ops,
+        placement: Placement,
         n_ctx: int,
         types: Types,
         rewind: int,
@@ -48,6 +56,7 @@ class Model(Loader):
     ) -> None:
         """Load the weights and allocate the cache.
 
+        placement: the backends of the parts of the model.
         n_ctx: the maximum number of positions of a sequence.
         types: the element types of keys and values.
         rewind: the number of tokens that recurrent layers can always roll back.
@@ -55,15 +64,23 @@ class Model(Loader):
         capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
         prompt_rows: the maximum number of rows in a pass that reads a prompt; 0: the maximum of the backend.
         """
+        ops = placement.last
         super().__init__(config, gguf, ops, n_ctx)
+        self.placement = placement
+        self.devices = placement.devices
+        self._loaders: dict[Ops, Loader] = {ops: self}
         self.rewind = rewind
         self.n_sequences = n_sequences
         #: The maximum number of rows in a pass that reads a prompt.
-        self.prompt_rows = prompt_rows or ops.max_rows
+        self.prompt_rows = prompt_rows or max(device.max_rows for device in self.devices)
         #: The maximum number of rows in a pass.
         self.max_rows = pass_rows(self.prompt_rows, n_ctx, ops.decode_rows)
         self.drafter: Drafter | None = None
-        self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
+        self.embedding = self.loader(placement.first).matrix("token_embd.weight", config.n_vocab, config.n_embd)
+        #: The embedding where the output and the network that drafts are.
+        self.token_embd = self.embedding
+        if self.divided and (config.mtp is not None or not self.has("output.weight")):
+            self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")
         shape = config.n_vocab, config.n_embd
@@ -75,7 +92,9 @@ class Model(Loader):
         # The cache is allocated last, when the tensors have confirmed the sizes in the metadata.
         others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
         specs = cache_specs(config, rewind, ops.decode_rows)
-        self.cache = KVCache(specs, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
+        places = [placement.memory(il) for il in config.owners]
+        sizes = n_ctx, self.max_rows, types
+        self.cache = KVCache(specs, *sizes, ops.zeros, ops.store, others, n_sequences, capacity, places)
         #: The number of positions for which rotation angles have been computed, in whole chunks.
         self._n_angles = 0
         #: The sequences, one for each slot of the cache.
@@ -84,6 +103,24 @@ class Model(Loader):
         self.sequence = self.sequences[0]
         #: The number of segments in the rings of recurrent layers; 0 without such layers.
         self.segments = max((spec.segments for spec in specs), default=0)
+        #: The runs of its parts that lie on one device.
+        self.stages = self._staged() if self.divided else []
+
+    @property
+    def divided(self) -> bool:
+        """Whether it has several stages."""
+        return len(self.placement.stages()) > 1
+
+    def _staged(self) -> list[Stage]:
+        runs = self.placement.stages()
+        ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
+        return [Stage(self, ops, parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
+
+    def loader(self, ops: Ops) -> Loader:
+        """The loader that loads tensors for a backend: the model itself for its own."""
+        if ops not in self._loaders:
+            self._loaders[ops] = self.loader_type(self.config, self.gguf, ops, self._n_ctx, taken=self._taken)
+        return self._loaders[ops]
 
     def load_layer(self, il: int) -> Any:
         """Load the weights of layer ``il``."""
@@ -123,12 +160,16 @@ class Model(Loader):
         slots = np.full(tokens.size, sequence.slot, np.int32)
         # A short part of a prompt is read like a decode batch, so that the recordings of decode passes can be used.
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
-        return self.ops.split(self.compute, Batch(tokens, positions, slots, role=role), n_logits, self.prompt_rows)
+        return self._pass(Batch(tokens, positions, slots, role=role), n_logits)
 
-    def next_rows(self, left: int, beside: bool = False) -> int:
-        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read; beside: whether steps
-        of answers run between its pieces."""
-        return self.ops.next_rows(left, self.prompt_rows, beside)
+    def _pass(self, batch: Batch[np.ndarray], n_logits: int) -> SplitPass:
+        """A pass over claimed positions, to be started in pieces."""
+        if not self.stages:
+            return self.ops.split(self.compute, batch, n_logits, self.prompt_rows)
+        told = None
+        if self.config.n_per_layer:
+            told = self.placement.first.run(self.tell, replace(batch, role=Role.DECODE), batch.rows)
+        return StagedPass(self.stages, batch, told, n_logits)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.
@@ -150,7 +191,9 @@ class Model(Loader):
             positions += range(first, first + count)
             slots += [sequence.slot] * count
         rows = (np.array(given, np.int32), np.array(positions, np.int32), np.array(slots, np.int32))
-        logits = self.ops.run(self.compute, Batch(*rows, mixed=len(parts) > 1), len(given))
+        passing = self._pass(Batch(*rows, mixed=len(parts) > 1), len(given))
+        passing.advance(passing.pieces)
+        logits = passing.logits(wait=True)
         assert logits is not None
         found, end = [], 0
         for _, tokens in parts:
@@ -179,9 +222,9 @@ class Model(Loader):
         the output of the trunk for the layer that drafts.  The rings must still contain these entries.
         """
         length, arrays = length or sequence.length, []
-        for rows in self.remembered(length, sequence):
+        for ops, rows in self._remembered(length, sequence):
             # Parts before and after the end of a ring are concatenated, so that rings of another length can be restored.
-            if runs := [self.ops.download(rows.ring[run]) for run in rows.runs()]:
+            if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
                 arrays.append(np.concatenate(runs))
         return Snapshot(length, arrays)
 
@@ -194,23 +237,27 @@ class Model(Loader):
             sequence.resume(snapshot.length)
         self.cache.publish()
         arrays = iter(snapshot.arrays)
-        for rows in self.remembered(snapshot.length, sequence):
+        for ops, rows in self._remembered(snapshot.length, sequence):
             if rows.first < rows.end:
                 array, at = next(arrays), 0
                 for run in rows.runs():
                     count = run.stop - run.start
-                    self.ops.store(rows.ring, run.start, array[at : at + count])
+                    ops.store(rows.ring, run.start, array[at : at + count])
                     at += count
 
     def remembered(self, length: int, sequence: Sequence) -> Iterator[StoredRows[Array]]:
         """The entries of rings, and of pages that windows free, that a pass after ``length`` tokens of a sequence needs."""
+        return (rows for _, rows in self._remembered(length, sequence))
+
+    def _remembered(self, length: int, sequence: Sequence) -> Iterator[tuple[Ops, StoredRows[Array]]]:
+        """The same rows, each with the backend whose memory holds it."""
         slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             for rows in layer.needed(slot, length, sequence.pages):
-                yield replace(rows, name=f"{rows.name} of layer {il}")
+                yield self.placement.memory(il), replace(rows, name=f"{rows.name} of layer {il}")
         if self.drafter is not None:
             hidden = of_sequence(self.drafter.hidden, slot)
-            yield StoredRows("output of the trunk", hidden, max(0, length - 1), length)
+            yield self.ops, StoredRows("output of the trunk", hidden, max(0, length - 1), length)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """Run the operations of a pass on arrays of the backend.
@@ -220,11 +267,26 @@ class Model(Loader):
 
         Returns the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None if ``n_logits`` is 0.
         """
-        ops, config = self.ops, self.config
-        x = self.enter(ops.embed(self.token_embd, batch.tokens, config.embedding_scale))
+        x = self.embed(batch)
         batch = self.begin(batch, x)
-        for il in range(config.n_layer):
+        for il in range(self.config.n_layer):
             x = self.block(il, x, batch)
+        return self.finish(x, batch, n_logits)
+
+    def embed(self, batch: Batch[Array]) -> Array:
+        """The residual stream that begins with the embeddings of the tokens, float32 [rows, width]."""
+        ops = self.placement.first
+        return self.enter(ops, ops.embed(self.embedding, batch.tokens, self.config.embedding_scale))
+
+    def tell(self, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], as a pass of its own; None if the
+        model has none.  n_logits: not used."""
+        return self.begin(batch, self.embed(batch)).per_layer
+
+    def finish(self, x: Array, batch: Batch[Array], n_logits: int) -> Array | None:
+        """What follows the last layer, whose residual stream x is float32 [rows, width]: the logits of the last ``n_logits``
+        rows, float32 [n_logits, n_vocab], or None for ``n_logits`` 0.  The drafter stores what it needs."""
+        ops, config = self.ops, self.config
         last = slice(batch.rows - n_logits, batch.rows)
         if self.drafter is None:
             return self._normed_head(x[last]) if n_logits else None
@@ -238,7 +300,7 @@ class Model(Loader):
         return self._head(x[last]) if n_logits else None
 
     def _normed_head(self, x: Array) -> Array:
-        return self._head(self.ops.rms_norm(self.leave(x), self.output_norm, self.config.norm_eps))
+        return self._head(self.ops.rms_norm(self.leave(self.ops, x), self.output_norm, self.config.norm_eps))
 
     def _head(self, x: Value) -> Array:
         """The logits of the normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
@@ -247,11 +309,11 @@ class Model(Loader):
             logits = self.ops.scale(logits, self.config.logit_scale)
         return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits
 
-    def enter(self, x: Array) -> Array:
+    def enter(self, ops: Ops, x: Array) -> Array:
         """The residual stream before the first layer, computed from the embeddings x, float32 [rows, n_embd]."""
         return x
 
-    def leave(self, x: Array) -> Array:
+    def leave(self, ops: Ops, x: Array) -> Array:
         """The input of the output norm, float32 [rows, n_embd], computed from the residual stream x after the last layer."""
         return x
 
@@ -261,4 +323,63 @@ class Model(Loader):
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
+        return self.feed(self.ops, il, self.mix(self.ops, il, x, batch), batch)
+
+    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
         raise NotImplementedError
+
+    def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """The network of layer ``il``, and what follows it: residual stream in, residual stream out, float32 [rows,
+        width]."""
+        raise NotImplementedError
+
+    # --- what callers ask of all devices ---------------------------------------------------------------------------
+
+    @property
+    def splits(self) -> bool:
+        """Whether prefill passes have several pieces, so that decode passes can run between them."""
+        return bool(self.stages) or self.ops.splits
+
+    def next_rows(self, left: int, beside: bool = False) -> int:
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read; beside: whether steps
+        of answers run between its pieces."""
+        if self.stages:
+            return min(left, self.prompt_rows, self.max_rows)
+        return self.ops.next_rows(left, self.prompt_rows, beside)
+
+    def jobs(self) -> list[Job]:
+        """A compile job for every kernel that its passes use."""
+        if not self.stages:
+            return self.ops.jobs(self)
+        return list(dict.fromkeys(job for stage in self.stages for job in stage.ops.jobs(stage)))
+
+    def warm_up(self) -> None:
+        """Load the kernels of its passes.  Overwrites the cache."""
+        if self.stages:
+            self.step([(self.sequence, [0])])
+        else:
+            self.ops.warm_up(self)
+
+    def expect_drafts(self) -> None:
+        """Choose kernels that are fast for passes of a few rows, which verify drafts."""
+        for ops in self.devices:
+            ops.expect_drafts()
+
+    def rest(self) -> None:
+        """Give memory back to the system that holds nothing while no pass runs."""
+        for ops, memory in self._memories():
+            ops.rest(memory)
+
+    def resume(self) -> None:
+        """Prepare for passes after :meth:`rest`."""
+        for ops, memory in self._memories():
+            ops.resume(memory)
+
+    def _memories(self) -> list[tuple[Ops, PagedMemory]]:
+        return [(cast(Ops, place), memory) for place, memory in self.cache.memories.items()]
+
+    def reserve(self, length: int) -> None:
+        """Compute the rotation angles of positions [0, length) on all devices."""
+        for loader in self._loaders.values():
+            Loader.reserve(loader, length)

@@ -7,6 +7,7 @@ from engine.errors import ModelError
 from engine.models.base import Model
 from engine.models.layer import Layer, load_layer
 from engine.models.mtp import MTP
+from engine.ops.operations import Ops
 
 
 class StandardDecoder(Model):
@@ -16,7 +17,8 @@ class StandardDecoder(Model):
 
     def load_layer(self, il: int) -> Layer:
         """Load the weights of layer ``il`` of the trunk."""
-        return load_layer(self, il)
+        mixers, networks = self.loader(self.placement.mixers[il]), self.loader(self.placement.networks[il])
+        return load_layer(mixers, networks, il)
 
     def load_rest(self) -> None:
         """Load the layer that drafts, if the file has one.  If its tensors are wrong, the model runs without it."""
@@ -28,6 +30,10 @@ class StandardDecoder(Model):
             problem = str(error).removeprefix(f"{self.gguf.path}: ").removesuffix(".")
             self.config = replace(self.config, mtp=None, mtp_problem=problem)
 
-    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
-        return self.layers[il].run(self.ops, x, self.memory(il), batch)
+    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
+        return self.layers[il].mix(ops, x, self.memory(il), batch)
+
+    def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the network of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
+        return self.layers[il].feed(ops, x, batch)

@@ -67,8 +67,18 @@ class Layer:
 
         memory: the cache of the mixer.
         """
+        return self.feed(ops, self.mix(ops, x, memory, batch), batch)
+
+    def mix(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
+        """Compute the mixer: the residual stream after it from the residual stream x before it, float32 [rows, n_embd].
+
+        memory: the cache of the mixer.
+        """
         o = self.mixer.mix(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
-        x = self.after_mixer.add_product(ops, x, o, self.mixer.output)
+        return self.after_mixer.add_product(ops, x, o, self.mixer.output)
+
+    def feed(self, ops: Ops, x: Array, batch: Batch[Array]) -> Array:
+        """The residual stream x, and the result of the network added to it, float32 [rows, n_embd]."""
         b = self._normalized(ops, x, self.before_network)
         return self.network.add(ops, x, b, batch, self.after_network)
 
@@ -81,23 +91,26 @@ class Layer:
         return x if norm is None else ops.rms_norm(x, norm, self.norm_eps)
 
 
-def load_layer(loader: Loader, il: int) -> Layer:
-    """Load layer ``il`` of a file, which is a layer of the trunk, or the layer after the trunk, which drafts."""
-    c, blk = loader.config, f"blk.{il}."
+def load_layer(mixers: Loader, networks: Loader, il: int) -> Layer:
+    """Load layer ``il`` of a file, which is a layer of the trunk, or the layer after the trunk, which drafts.
+
+    mixers, networks: the loaders of the two parts of the layer.
+    """
+    c, blk = mixers.config, f"blk.{il}."
     config = c.all_layers[il]
 
-    def norm(name: str) -> Array | None:
+    def norm(loader: Loader, name: str) -> Array | None:
         return loader.vector(f"{blk}{name}.weight", c.n_embd) if name else None
 
-    def residual(name: str) -> Residual:
-        return Residual(norm(name), c.norm_eps, c.residual_scale)
+    def residual(loader: Loader, name: str) -> Residual:
+        return Residual(norm(loader, name), c.norm_eps, c.residual_scale)
 
     return Layer(
-        MIXERS[type(config.mixer)](loader, blk, config.mixer),
-        NETWORKS[type(config.network)](loader, blk, config.network),
-        norm(config.norms.before_mixer),
-        residual(config.norms.after_mixer),
-        norm(config.norms.before_network),
-        residual(config.norms.after_network),
+        MIXERS[type(config.mixer)](mixers, blk, config.mixer),
+        NETWORKS[type(config.network)](networks, blk, config.network),
+        norm(mixers, config.norms.before_mixer),
+        residual(mixers, config.norms.after_mixer),
+        norm(networks, config.norms.before_network),
+        residual(networks, config.norms.after_network),
         c.norm_eps,
     )

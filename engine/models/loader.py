@@ -20,15 +20,24 @@ class Loader:
 
     n_ctx: the number of positions in tables of rotation angles.
     like: another loader on the same device, whose tables of rotation angles are shared if they are equal; or None.
+    taken: the names of tensors that loaders of the same file have loaded, which is extended; None: none yet.
     """
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, like: "Loader | None" = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        gguf: GGUF,
+        ops: Ops,
+        n_ctx: int,
+        like: "Loader | None" = None,
+        taken: set[str] | None = None,
+    ) -> None:
         self.config = config
         self.gguf = gguf
         self.ops = ops
         self._n_ctx = n_ctx
         self._like = like
-        self._taken: set[str] = set()
+        self._taken: set[str] = set() if taken is None else taken
         self._rotaries: dict[RopeConfig, Rotary] = {}
         self._temperatures: dict[tuple[float, int], Array] = {}
 

@@ -44,7 +44,7 @@ class MTP:
     def __init__(self, model: Model, loader: Loader) -> None:
         c, own = model.config, f"blk.{model.config.n_layer}."
         self._model = model
-        self._layer = load_layer(loader, c.n_layer)
+        self._layer = load_layer(loader, loader, c.n_layer)
         nextn = own + "nextn."
         self.eh_proj = loader.product(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
         self.enorm = loader.vector(nextn + "enorm.weight", c.n_embd)

@@ -7,6 +7,7 @@ from engine.cache.spec import CacheSpec, Ring
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 from engine.models.config import ModelConfig
+from engine.models.placement import Placement
 from engine.ops.operations import AnyOperations
 
 
@@ -19,6 +20,7 @@ def context_bytes(
     rewind: int,
     n_sequences: int = 1,
     capacity: int = 0,
+    placement: Placement | None = None,
 ) -> int:
     """The memory in bytes that a model needs in addition to its weights: caches, page tables, rotation angles, and
     intermediate results of passes.
@@ -28,12 +30,14 @@ def context_bytes(
     rewind: the number of tokens that recurrent layers can always roll back.
     n_sequences: the number of sequences.
     capacity: the number of positions that all sequences share; 0: ``n_ctx`` for each sequence.
+    placement: the devices of the parts; the result is then the memory on the device of ``ops``.  None: all parts are there.
     """
     most = pass_rows(rows, n_ctx, ops.decode_rows)
     sizes = n_ctx, most, types, n_sequences, capacity
-    specs = cache_specs(config, rewind, ops.decode_rows)
+    every = zip(config.owners, cache_specs(config, rewind, ops.decode_rows), strict=True)
+    specs = [spec for il, spec in every if placement is None or placement.memory(il) is ops]
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
-    if config.mtp is not None:
+    if config.mtp is not None and (placement is None or placement.last is ops):
         cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity * n_sequences
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
 

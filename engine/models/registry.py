@@ -39,6 +39,7 @@ from engine.models.families.gemma4_config import read as read_gemma4
 from engine.models.kinds import check_kind, check_towers, unsupported
 from engine.models.metadata import Metadata
 from engine.models.mtp import MTP, load_mtp
+from engine.models.placement import Placement
 from engine.models.streams_mtp import StreamsMTP
 from engine.ops.operations import Ops
 
@@ -146,7 +147,7 @@ def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
 def build(
     config: ModelConfig,
     gguf: GGUF,
-    ops: Ops,
+    ops: Ops | Placement,
     n_ctx: int,
     types: Types = F16,
     rewind: int = 1,
@@ -156,6 +157,7 @@ def build(
 ) -> Model:
     """Build the model of a checked file on a backend.  Layers that are not in the configuration are not loaded.
 
+    ops: the backend, or the backends of all parts.
     n_ctx: the maximum number of positions of a sequence.
     types: the element types of keys and values.
     rewind: the number of tokens that recurrent layers can always roll back.
@@ -166,9 +168,10 @@ def build(
     Raises ModelError if the tensors do not match the configuration.
     """
     sizes = n_ctx, types, rewind, n_sequences, capacity, prompt_rows
+    placement = ops if isinstance(ops, Placement) else Placement.whole(config, ops)
     # Numbers of a damaged file may overflow.  The logits are checked for this, so warnings of NumPy are not needed.
     with np.errstate(all="ignore"):
-        model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)
+        model = ARCHITECTURES[config.architecture].model(config, gguf, placement, *sizes)
     if model.config.mtp is None or model.config.mtp_apart:
         drafting = model.config.drafting
         model.ignore(*(name for name in gguf.tensors if name.startswith(drafting)))

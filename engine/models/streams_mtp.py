@@ -53,7 +53,7 @@ class StreamsMTP(MTP):
             joined = loader.weight(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
         self.eh_proj = Linear(model.ops.weight(joined))
         self.enorm, self.hnorm = (loader.vector(f"{nextn}{name}.weight", c.n_embd) for name in ("enorm", "hnorm"))
-        self._layer = load_layer(loader, own, c.mtp)  # type: ignore[assignment]
+        self._layer = load_layer(loader, loader, own, c.mtp)  # type: ignore[assignment]
         self._streams = load_hyper_connection(loader, head, last=True)
         self.embed_tokens, self.output = model.token_embd, model.output
         own_head = own + "nextn.shared_head_head.weight"

@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.arrays import A, Batch
 from engine.compile.jobs import Job
-from engine.ops.model import AnyModel
+from engine.ops.model import AnyModel, Recordable
 from engine.ops.observation import Observer
 
 Forward: TypeAlias = Callable[[Batch[A], int], A | None]
@@ -88,7 +88,11 @@ class Executor(Protocol[A]):
         beside: whether steps of answers run between the pieces of the pass.
         """
 
-    def jobs(self, model: AnyModel[A]) -> list[Job]:
+    def padded_rows(self, rows: int, mixed: bool) -> int:
+        """The number of rows that the recording of a pass of ``rows`` rows has: further rows are copies of the last one.
+        mixed: see :class:`engine.arrays.Batch`."""
+
+    def jobs(self, model: Recordable[A]) -> list[Job]:
         """Compile jobs, one for each kernel that the passes of a model use.  Any process can run them."""
 
     def warm_up(self, model: AnyModel[A]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import A, M_co
-from engine.cache.kv import KVCache
+from engine.cache.pages import PagedMemory
 from engine.compile.jobs import Job
 from engine.ops.weight import Weight
 
@@ -33,13 +33,13 @@ class MemoryOperations(Protocol[A, M_co]):
     def buffer_bytes(self) -> int:
         """The memory in bytes for the intermediate results of passes."""
 
-    def rest(self, cache: KVCache) -> None:
+    def rest(self, cache: PagedMemory) -> None:
         """Return memory to the system that is unused while no pass runs: free pages of a cache, and intermediate results.
 
         No pass may be running.
         """
 
-    def resume(self, cache: KVCache) -> None:
+    def resume(self, cache: PagedMemory) -> None:
         """Prepare for passes after :meth:`rest`.  Without this call, the next passes are slower."""
 
     def upload(self, array: np.ndarray) -> A:

@@ -19,19 +19,12 @@ class VocabularySize(Protocol):
         """The number of tokens in the vocabulary."""
 
 
-class AnyModel(Protocol[A]):
-    """The interface of a model that a backend uses.  ``engine.models.base.Model`` implements it."""
+class Recordable(Protocol[A]):
+    """What a backend records: a model, or one stage of a divided model (``engine/models/stage.py``)."""
 
     @property
-    def ops(self) -> DeviceOperations:
-        """The backend that computes the passes of the model."""
-
-    @property
-    def config(self) -> VocabularySize:
-        """The configuration of the model."""
-
-    cache: KVCache
-    sequence: TokenSequence
+    def cache(self) -> KVCache:
+        """The cache of the model."""
 
     prompt_rows: int
     """The maximum number of rows in a pass that reads a prompt, at most ``Operations.max_rows``."""
@@ -39,6 +32,24 @@ class AnyModel(Protocol[A]):
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:
         """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
         float32 [n_logits, n_vocab], or None."""
+
+
+class AnyModel(Recordable[A], Protocol[A]):
+    """The interface of a model that a backend uses.  ``engine.models.base.Model`` implements it."""
+
+    @property
+    def ops(self) -> DeviceOperations:
+        """The backend that computes the output, and the passes of the model unless it is divided."""
+
+    @property
+    def config(self) -> VocabularySize:
+        """The configuration of the model."""
+
+    @property
+    def stages(self) -> Sequence[object]:
+        """The stages of a divided model; empty if one backend computes all of it."""
+
+    sequence: TokenSequence
 
     def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
         """Run a pass over rows of several sequences.  The caller then commits the tokens that it keeps.

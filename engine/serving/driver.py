@@ -207,7 +207,7 @@ class Driver:
             try:
                 if request.speculation is not None:
                     with self.llm.lock:
-                        self.llm.model.ops.expect_drafts()
+                        self.llm.model.expect_drafts()
             except DeviceError:
                 raise
             except Exception as error:

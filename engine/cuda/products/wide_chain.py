@@ -48,7 +48,7 @@ SHARED_LOADS = {1: _one, 2: vector2, 4: vector4}
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """A stage in words of shared memory, for ``tiles`` tiles of 8 columns: x, then sums (where the format has minimums), then
     scales of all columns, then the records of each warp.
 
@@ -81,15 +81,15 @@ class Stage:
 
 
 @cache
-def stage_of(type_: T, tiles: int) -> Stage:
+def stage_of(type_: T, tiles: int) -> PipelineStage:
     """The stage of a format."""
     entry, mins = FORMATS[type_], unpack(type_).mins
     units = POSITIONS // entry.unit
     sums = (64 if units == 1 else 8) if mins else 0
-    return Stage(tiles, units, sums, 4 * entry.unit_bytes)
+    return PipelineStage(tiles, units, sums, 4 * entry.unit_bytes)
 
 
-def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
+def make_wide(type_: T, stage: PipelineStage, tiles: int, apart: int) -> DeviceFunction:
     """The device function ``wide(stage, records, lane, u, units, length, acc, total)``: process the units of a stage from u,
     up to ``units``, for ``tiles`` tiles of columns.
 
@@ -208,7 +208,7 @@ def _make_close(mins: bool, apart: int, n: int) -> DeviceFunction:
     return close_one
 
 
-def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
+def _make_256(type_: T, stage: PipelineStage, tiles: int, apart: int) -> DeviceFunction:
     parts = make_parts(type_, 8, False, near=False)
     fmt = parts.fmt
     load, header, block, factors = fmt.make_load(SHARED_LOADS), fmt.header, fmt.block, fmt.factors
@@ -290,7 +290,7 @@ def _make_tiles(dots_of: DeviceFunction, mins: bool, apart: int, n: int) -> Devi
     return run_one
 
 
-def _make_small(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
+def _make_small(type_: T, stage: PipelineStage, tiles: int, apart: int) -> DeviceFunction:
     fmt, entry = unpack(type_), FORMATS[type_]
     load, n_words, unit, parts, per_stage = (
         fmt.make_load(SHARED_LOADS),

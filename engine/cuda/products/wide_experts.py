@@ -41,7 +41,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.experts import NOTHING, Finish, make_finish
 from engine.cuda.products.unpack import device
-from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
+from engine.cuda.products.wide_chain import PipelineStage, make_wide, stage_of
 from engine.cuda.products.wide_matmul import SMALL, STAGES, BlockShape, make_fetch_records
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
@@ -145,7 +145,7 @@ def sort_pairs() -> KernelCode:
 
 
 @dataclass(frozen=True)
-class Group(Stage):
+class Group(PipelineStage):
     """A stage as seen by the tiles from ``first`` on, beginning with their words of x."""
 
     first: int
@@ -161,9 +161,9 @@ class Group(Stage):
         return self.stage.scales_at + (-512 + 8 * self.units) * self.first
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> PipelineStage:
         """The whole stage."""
-        return Stage(self.tiles, self.units, self.sums, self.record)
+        return PipelineStage(self.tiles, self.units, self.sums, self.record)
 
 
 def block_of(small: bool) -> BlockShape:
@@ -200,7 +200,7 @@ def geometry(
     return matmul_experts_wide(format, share, *further), grid, block.threads
 
 
-def make_gather(shape: Stage, threads: int) -> DeviceFunction:
+def make_gather(shape: PipelineStage, threads: int) -> DeviceFunction:
     """The device function ``gather(stage, inputs, q, d, s, u, units, thread)``: start copying the units from u of the
     activation rows ``inputs``, shared memory, one per column of the stage, into it."""
     large, has_sums = shape.units == 1, shape.sums > 0
@@ -274,7 +274,7 @@ def find(n_tiles, end, tile):
     return I(tile - n_tiles) if second else tile, second
 
 
-def _make_groups(format: str, shape: Stage, apart: int, first: int) -> DeviceFunction:
+def _make_groups(format: str, shape: PipelineStage, apart: int, first: int) -> DeviceFunction:
     """The device function ``multiply(stage, records, lane, u, units, length, count, acc, total)``: ``make_wide`` for the
     tiles from ``first`` on that have some of the ``count`` columns, one group at a time."""
     n = min(GROUP, shape.tiles)

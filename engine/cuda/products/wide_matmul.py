@@ -32,7 +32,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
-from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
+from engine.cuda.products.wide_chain import PipelineStage, make_wide, stage_of
 from engine.cuda.runtime.compiler import F32P, U32P, Specialization, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS
@@ -85,7 +85,7 @@ def geometry(format: str, rows: int, tiles: int, most: int) -> tuple[Specializat
     return matmul_wide(format, *((True,) if small else ())), grid, block.threads
 
 
-def make_fetch_records(shape: Stage) -> DeviceFunction:
+def make_fetch_records(shape: PipelineStage) -> DeviceFunction:
     """The device function ``fetch(own, records, left, lane)``: start copying a warp's records of a stage; left: the number of
     units that are still to come, including this stage's."""
     large, record, own_words = shape.units == 1, shape.record, shape.units * shape.record

@@ -189,10 +189,17 @@ class DeepSeek4Layer:
 
     def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
         """Compute the layer: the streams after it from the streams x before it, float32 [rows, 4 n_embd]."""
+        return self.feed(ops, self.mix(ops, x, memory, batch), batch)
+
+    def mix(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
+        """Compute the mixer: the streams after it from the streams x before it, float32 [rows, 4 n_embd]."""
         weights = self.mixer_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
         y = self.mixer.output.apply(ops, self.mixer.mix(ops, n, memory, batch))
-        x = ops.expand(x, y, weights)
+        return ops.expand(x, y, weights)
+
+    def feed(self, ops: Ops, x: Array, batch: Batch[Array]) -> Array:
+        """The streams x after the network, float32 [rows, 4 n_embd]."""
         weights = self.network_streams.weights(ops, x)
         n = ops.rms_norm(ops.collapse(x, weights), self.network_norm, self.norm_eps)
         return ops.expand(x, ops.experts(self.network, None, n, None, batch.tokens), weights)
@@ -204,20 +211,20 @@ class DeepSeek4Layer:
         self.mixer.remember(ops, n, memory, batch)
 
 
-def load_layer(loader: Loader, blk: str, config: LayerConfig) -> DeepSeek4Layer:
-    """Load the weights of a layer.  blk: the prefix of the names of its tensors."""
-    c, mixer, network = loader.config, config.mixer, config.network
+def load_layer(mixers: Loader, networks: Loader, blk: str, config: LayerConfig) -> DeepSeek4Layer:
+    """Load the weights of a layer.  mixers, networks: the loaders of its two parts; blk: the prefix of tensor names."""
+    c, mixer, network = mixers.config, config.mixer, config.network
     assert isinstance(mixer, CompressedConfig) and isinstance(network, ExpertsConfig)
     chooser = blk + ("ffn_gate_tid2eid.weight" if network.tabled else "exp_probs_b.bias")
-    if not loader.has(chooser):
-        raise missing(loader.gguf, chooser)
+    if not networks.has(chooser):
+        raise missing(networks.gguf, chooser)
     return DeepSeek4Layer(
-        load_hyper_connection(loader, blk + "hc_attn"),
-        loader.vector(blk + "attn_norm.weight", c.n_embd),
-        load_compressed(loader, blk, mixer),
-        load_hyper_connection(loader, blk + "hc_ffn"),
-        loader.vector(blk + "ffn_norm.weight", c.n_embd),
-        load_experts(loader, blk, network),
+        load_hyper_connection(mixers, blk + "hc_attn"),
+        mixers.vector(blk + "attn_norm.weight", c.n_embd),
+        load_compressed(mixers, blk, mixer),
+        load_hyper_connection(networks, blk + "hc_ffn"),
+        networks.vector(blk + "ffn_norm.weight", c.n_embd),
+        load_experts(networks, blk, network),
         c.norm_eps,
     )
 
@@ -231,23 +238,28 @@ class DeepSeek4(Model):
         """Load the weights of layer ``il``."""
         # This is a bias for the tokens of images.
         self.ignore(f"blk.{il}.exp_probs_b_vl.bias")
-        return load_layer(self, f"blk.{il}.", self.config.layers[il])
+        mixers, networks = self.loader(self.placement.mixers[il]), self.loader(self.placement.networks[il])
+        return load_layer(mixers, networks, f"blk.{il}.", self.config.layers[il])
 
     def load_rest(self) -> None:
         """Load the weights that join the streams before the output."""
         self.output_streams = load_hyper_connection(self, "output_hc", last=True)
 
-    def enter(self, x: Array) -> Array:
+    def enter(self, ops: Ops, x: Array) -> Array:
         """The streams of the embeddings x [rows, n_embd]: float32 [rows, 4 n_embd]."""
-        return self.ops.repeat(x, STREAMS)
+        return ops.repeat(x, STREAMS)
 
-    def leave(self, x: Array) -> Array:
+    def leave(self, ops: Ops, x: Array) -> Array:
         """The weighted sum of the streams x [rows, 4 n_embd] before the output: float32 [rows, n_embd]."""
-        return self.ops.collapse(x, self.output_streams.weights(self.ops, x))
+        return ops.collapse(x, self.output_streams.weights(ops, x))
 
-    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute layer ``il``: the streams after it from the streams x before it, float32 [rows, 4 n_embd]."""
-        return self.layers[il].run(self.ops, x, self.memory(il), batch)
+    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the mixer of layer ``il``: the streams after it from x before it, float32 [rows, 4 n_embd]."""
+        return self.layers[il].mix(ops, x, self.memory(il), batch)
+
+    def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the network of layer ``il``: the streams after it from x before it, float32 [rows, 4 n_embd]."""
+        return self.layers[il].feed(ops, x, batch)
 
 
 ARCHITECTURES = (

@@ -35,6 +35,7 @@ from engine.models.weights import join_rows
 from engine.ops.activation import GEGLU
 from engine.ops.experts import Experts
 from engine.ops.heads import Heads
+from engine.ops.operations import Ops
 
 
 @dataclass
@@ -58,8 +59,8 @@ class PerLayer:
 
 
 @dataclass
-class Gemma4Layer:
-    """The weights of one layer.
+class Gemma4Mixer:
+    """The weights of the attention of one layer.
 
     attn_k: None if the layer has no keys and values.
     attn_v: None if the layer has no keys and values, or if its keys are also its values.
@@ -74,6 +75,12 @@ class Gemma4Layer:
     table: Array
     window: int
     post_attention_norm: Array
+
+
+@dataclass
+class Gemma4Network:
+    """What follows the attention of a layer."""
+
     ffn_norm: Array
     ffn: FeedForward
     post_ffw_norm: Array
@@ -82,17 +89,21 @@ class Gemma4Layer:
     per_layer: PerLayer | None = None
 
 
+@dataclass
+class Gemma4Layer:
+    """The two parts of one layer."""
+
+    mixer: Gemma4Mixer
+    network: Gemma4Network
+
+
 class Gemma4Loader(Loader):
     """Loads the layers of gemma4 models and of their assistants."""
 
-    def load_layer(self, il: int) -> Gemma4Layer:
-        """Load the weights of layer ``il``."""
-        c, blk = self.config, f"blk.{il}."
-        mixer, network = c.layers[il].mixer, c.layers[il].network
+    def load_mixer(self, il: int) -> Gemma4Mixer:
+        """Load the attention of layer ``il``."""
+        c, blk, mixer = self.config, f"blk.{il}.", self.config.layers[il].mixer
         assert isinstance(mixer, AttentionConfig) and mixer.rope is not None
-        experts = network if isinstance(network, ExpertsConfig) else None
-        dense = experts.beside if experts is not None else network
-        assert isinstance(dense, DenseConfig)
         d, rows, kv_rows = mixer.d_k, mixer.n_head * mixer.d_k, mixer.n_head_kv * mixer.d_k
         own = mixer.source is None and not c.n_embd_out
         if not own:
@@ -102,7 +113,7 @@ class Gemma4Loader(Loader):
         k_norm = self.vector(blk + "attn_k_norm.weight", d) if own else None
         heads = Heads(mixer.n_head, mixer.n_head_kv, d, d, True, mixer.scale, c.norm_eps, q_norm, k_norm)
         q, k, v = self._inputs(blk, rows, kv_rows, own)
-        layer = Gemma4Layer(
+        return Gemma4Mixer(
             attn_norm=self.vector(blk + "attn_norm.weight", c.n_embd),
             attn_q=q,
             attn_k=k,
@@ -112,6 +123,15 @@ class Gemma4Loader(Loader):
             table=self.rotary(mixer.rope).table,
             window=mixer.window,
             post_attention_norm=self.vector(blk + "post_attention_norm.weight", c.n_embd),
+        )
+
+    def load_network(self, il: int) -> Gemma4Network:
+        """What follows the attention of layer ``il``."""
+        c, blk, network = self.config, f"blk.{il}.", self.config.layers[il].network
+        experts = network if isinstance(network, ExpertsConfig) else None
+        dense = experts.beside if experts is not None else network
+        assert isinstance(dense, DenseConfig)
+        layer = Gemma4Network(
             ffn_norm=self.vector(blk + "ffn_norm.weight", c.n_embd),
             ffn=load_feed_forward(self, blk, dense),
             post_ffw_norm=self.vector(blk + "post_ffw_norm.weight", c.n_embd),
@@ -165,18 +185,26 @@ class Gemma4Loader(Loader):
             experts,
         )
 
-    def finish(self, layer: Gemma4Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
-        """Compute the rest of a layer after attention.
+    def add_attention(self, ops: Ops, layer: Gemma4Mixer, x: Array, o: Value) -> Array:
+        """Add the output of attention to the residual stream.
 
         x: the residual stream, float32 [rows, n_embd].
         o: the result of attention, float32 [rows, n_head * d_v].
+
+        Returns the residual stream after the mixer, float32 [rows, n_embd].
+        """
+        o = layer.attn_output.apply(ops, o)
+        return ops.rms_norm_add(x, o, layer.post_attention_norm, self.config.norm_eps)
+
+    def add_network(self, ops: Ops, layer: Gemma4Network, y: Array, per_layer: Array | None) -> Array:
+        """Compute the rest of a layer after attention.
+
+        y: the residual stream, float32 [rows, n_embd].
         per_layer: the per-layer embeddings of the tokens, float32 [rows, n_per_layer], or None.
 
         Returns the residual stream after the layer, float32 [rows, n_embd].
         """
-        ops, eps = self.ops, self.config.norm_eps
-        o = layer.attn_output.apply(ops, o)
-        y = ops.rms_norm_add(x, o, layer.post_attention_norm, eps)
+        eps = self.config.norm_eps
         hidden = layer.ffn.hidden(ops, ops.rms_norm(y, layer.ffn_norm, eps))
         f = layer.ffn.down.apply(ops, hidden)
         m = layer.mixture
@@ -199,20 +227,27 @@ class Gemma4(Gemma4Loader, Model):
     """A model with the architecture gemma4, for text only."""
 
     layers: list[Gemma4Layer]
+    loader_type = Gemma4Loader
+
+    def load_layer(self, il: int) -> Gemma4Layer:
+        """The weights of layer ``il``."""
+        mixers, networks = self.loader(self.placement.mixers[il]), self.loader(self.placement.networks[il])
+        assert isinstance(mixers, Gemma4Loader) and isinstance(networks, Gemma4Loader)
+        return Gemma4Layer(mixers.load_mixer(il), networks.load_network(il))
 
     def load_rest(self) -> None:
         """Load the weights of per-layer embeddings."""
-        c = self.config
+        c, first = self.config, self.loader(self.placement.first)
         if c.n_per_layer:
             width = c.n_layer * c.n_per_layer
-            table = self.weight("per_layer_token_embd.weight", c.n_vocab, width)
-            self.per_layer_token_embd = self.ops.weight(table, host=True)
-            self.per_layer_model_proj = self.product("per_layer_model_proj.weight", width, c.n_embd)
-            self.per_layer_proj_norm = self.vector("per_layer_proj_norm.weight", c.n_per_layer)
+            table = first.weight("per_layer_token_embd.weight", c.n_vocab, width)
+            self.per_layer_token_embd = first.ops.weight(table, host=True)
+            self.per_layer_model_proj = first.product("per_layer_model_proj.weight", width, c.n_embd)
+            self.per_layer_proj_norm = first.vector("per_layer_proj_norm.weight", c.n_per_layer)
 
     def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
         """The batch, extended by the per-layer embeddings of its tokens if the model has them."""
-        c, ops = self.config, self.ops
+        c, ops = self.config, self.placement.first
         if not c.n_per_layer:
             return batch
         e = ops.embed(self.per_layer_token_embd, batch.tokens, float(np.sqrt(np.float32(c.n_per_layer))))
@@ -220,9 +255,9 @@ class Gemma4(Gemma4Loader, Model):
         scale = float(np.float32(1.0 / np.sqrt(c.n_embd)))
         return replace(batch, per_layer=ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps))
 
-    def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
-        ops, c, layer = self.ops, self.config, self.layers[il]
+    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the attention of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
+        c, layer = self.config, self.layers[il].mixer
         memory, table = self.memory(il), layer.table
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
@@ -232,10 +267,14 @@ class Gemma4(Gemma4Loader, Model):
             given = [layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else [])]
             q, k, *v = products(ops, a, given)
             o = ops.attention(layer.heads, q, k, v[0] if v else k, memory, batch, table)
+        return self.add_attention(ops, layer, x, o)
+
+    def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """What follows the attention of a layer: residual stream in, residual stream out, float32 [rows, n_embd]."""
         told = batch.per_layer
         if told is not None:
-            told = told[il : il + 1].reshape(batch.rows, c.n_per_layer)
-        return self.finish(layer, x, o, told)
+            told = told[il : il + 1].reshape(batch.rows, self.config.n_per_layer)
+        return self.add_network(ops, self.layers[il].network, x, told)
 
 
 ARCHITECTURES = (Architecture("gemma4", "Gemma 4", read, "transformers Gemma4ForCausalLM", "an assistant", Gemma4),)

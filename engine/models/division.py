@@ -1,0 +1,208 @@
+"""How a model is divided between a GPU and the CPU: from the options of a user to a placement.
+
+-ngl N keeps the last N layers and the output on the GPU; --n-cpu-moe N keeps the networks of the first N layers that are
+mixtures on the CPU; -ot REGEX=DEVICE places the parts whose tensors' names contain a match, and takes precedence.
+"""
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from engine.checks import described
+from engine.errors import UsageError
+from engine.gguf.file import GGUF
+from engine.models.config import ModelConfig
+from engine.models.placement import LayerPart, Placement
+from engine.ops.operations import Ops
+
+OUTPUT = ("output.weight", "output_norm.weight", "output_hc_")
+"""What the names of tensors of the output begin with."""
+
+NETWORK = (
+    "ffn_",
+    "exp_probs_b",
+    "post_ffw_",
+    "pre_ffw_",
+    "hc_ffn_",
+    "layer_output_scale",
+    "inp_gate.",
+    "proj.",
+    "post_norm.",
+)
+"""What the names of tensors of networks begin with, after that of the layer."""
+
+_MAIN = re.compile(r"blk\.[0-9]+\.(attn|ssm|ffn)_")
+"""Tensors that decide where a part lies; the others go with them."""
+
+_LAYER = re.compile(r"blk\.([0-9]{1,4})\.(.*)")
+
+
+@dataclass(frozen=True)
+class Division:
+    """The options of a user.
+
+    n_gpu_layers: the number of last layers on the GPU, the output included unless it is 0; None: all.
+    n_cpu_moe: the number of first layers whose mixtures are on the CPU.
+    overrides: pairs of a regular expression and "cpu" or "gpu"; the first one that matches the name of a tensor counts.
+    """
+
+    n_gpu_layers: int | None = None
+    n_cpu_moe: int = 0
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    def divides(self, config: ModelConfig) -> bool:
+        """Whether a model may have parts on both devices."""
+        layers = self.n_gpu_layers
+        return bool(self.n_cpu_moe or self.overrides) or (layers is not None and layers < config.n_layer)
+
+    def placement(self, config: ModelConfig, gguf: GGUF, gpu: Ops, host: Ops) -> Placement:
+        """The placement of a model.  Raises UsageError for an override that divides a mixer or a network, or that matches no
+        tensor of a part."""
+        n = config.n_layer
+        first = 0 if self.n_gpu_layers is None else max(0, n - self.n_gpu_layers)
+        mixers = [host if il < first else gpu for il in range(n)]
+        mixtures = [layer.network.is_mixture and il < self.n_cpu_moe for il, layer in enumerate(config.layers)]
+        networks = [host if kept else ops for kept, ops in zip(mixtures, mixers, strict=True)]
+        last = host if self.n_gpu_layers == 0 else gpu
+        for part, name in _overridden(config, gguf, self.overrides).items():
+            ops = host if name == "cpu" else gpu
+            if part is None:
+                last = ops
+            else:
+                (networks if part.network else mixers)[part.layer] = ops
+        return Placement.split(config, mixers, networks, host, last)
+
+
+def fitted(config: ModelConfig, gguf: GGUF, gpu: Ops, host: Ops, fits: Callable[[Placement], bool]) -> Placement | None:
+    """The placement with as much as possible on the GPU among those for which ``fits`` is true; None if there is none.  The
+    mixtures of experts leave the GPU first, one layer after another, then whole layers."""
+    n, mixtures = config.n_layer, any(layer.network.is_mixture for layer in config.layers)
+    choices = [Division(n_cpu_moe=kept) for kept in range(1, n + 1)] if mixtures else []
+    choices += [Division(n - left, n if mixtures else 0) for left in range(1, n + 1)]
+    # What the GPU needs falls from one choice to the next.
+    at = bisect_left(choices, True, key=lambda choice: fits(choice.placement(config, gguf, gpu, host)))
+    return choices[at].placement(config, gguf, gpu, host) if at < len(choices) else None
+
+
+def parse_overrides(text: str) -> tuple[tuple[str, str], ...]:
+    """The overrides of ``REGEX=DEVICE,...`` as in llama.cpp; devices are cpu, gpu, or one GPU by name (cuda:0 or CUDA0).
+    Raises UsageError for anything else."""
+    found = []
+    for each in filter(None, text.split(",")):
+        pattern, sign, device = each.rpartition("=")
+        name = device.strip().lower()
+        if not sign or not pattern or not re.fullmatch(r"cpu|gpu|cuda:?[0-9]{0,4}", name):
+            raise UsageError(
+                f"the placement of tensors {described(each)} must be REGEX=DEVICE, such as ffn_.*_exps=CPU, with CPU "
+                "or GPU as the device."
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"{described(pattern)} is no regular expression: {error}.") from None
+        found.append((pattern, "cpu" if name == "cpu" else "gpu"))
+    return tuple(found)
+
+
+def part_of(name: str, config: ModelConfig) -> LayerPart | None:
+    """The part of a model that a tensor of its file belongs to; None for the embedding, the output and layers that draft."""
+    found = _LAYER.match(name)
+    if found is None or int(found[1]) >= config.n_layer:
+        return None
+    norms = config.layers[int(found[1])].norms
+    own = tuple(f"{norm}." for norm in (norms.before_network, norms.after_network) if norm)
+    return LayerPart(int(found[1]), found[2].startswith((*NETWORK, *own)))
+
+
+def weight_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> Counter[Ops]:
+    """Bytes of weights in the memory of each device.  A table of per-layer embeddings, of which a pass reads few rows, stays
+    in host memory and does not count."""
+    places = dict(placement.parts())
+    found: Counter[Ops] = Counter()
+    for name, tensor in gguf.tensors.items():
+        part = part_of(name, config)
+        if part is not None:
+            found[places[part]] += tensor.nbytes
+        elif name == "token_embd.weight":
+            found[placement.first] += tensor.nbytes
+            if placement.first is not placement.last and "output.weight" not in gguf.tensors:
+                found[placement.last] += tensor.nbytes
+        elif name != "per_layer_token_embd.weight":
+            found[placement.last] += tensor.nbytes
+    return found
+
+
+def describe(config: ModelConfig, placement: Placement) -> str:
+    """Which layers lie on which device, such as "layers 0-17 on cpu, layers 18-35 and the output on cuda:0 NVIDIA H100"."""
+    words: dict[Ops, list[str]] = {}
+    both = [
+        mixer if mixer is network else None for mixer, network in zip(placement.mixers, placement.networks, strict=True)
+    ]
+    for ops, where in _runs(both):
+        if ops is not None:
+            words.setdefault(ops, []).append(f"layers {where}")
+    for what, column in (("mixers", placement.mixers), ("networks", placement.networks)):
+        for ops, where in _runs([ops if whole is None else None for ops, whole in zip(column, both, strict=True)]):
+            if ops is not None:
+                words.setdefault(ops, []).append(f"the {what} of layers {where}")
+    words.setdefault(placement.last, []).append("the output")
+    return "; ".join(f"{' and '.join(what)} on {ops.label}" for ops, what in words.items())
+
+
+def _runs(column: list[Ops | None]) -> Iterator[tuple[Ops | None, str]]:
+    """The devices of a column, each with the numbers of its layers, such as "0-3, 8"."""
+    for ops in dict.fromkeys(column):
+        numbers = [il for il, each in enumerate(column) if each is ops]
+        ends = [i for i in range(len(numbers)) if i + 1 == len(numbers) or numbers[i + 1] != numbers[i] + 1]
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        pairs = [(numbers[begin], numbers[end]) for begin, end in zip(begins, ends, strict=True)]
+        yield ops, ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in pairs)
+
+
+def _overridden(
+    config: ModelConfig, gguf: GGUF, overrides: tuple[tuple[str, str], ...]
+) -> Mapping[LayerPart | None, str]:
+    """The device of each part that overrides place, None being the output."""
+    if not overrides:
+        return {}
+    patterns = [(re.compile(pattern), device) for pattern, device in overrides]
+    used: set[str] = set()
+    chosen: dict[LayerPart | None, dict[str, str | None]] = {}
+    for name, tensor in gguf.tensors.items():
+        part = part_of(name, config)
+        if part is None and not name.startswith(OUTPUT):
+            continue
+        device = None
+        for pattern, place in patterns:
+            if pattern.search(name):
+                device = place
+                used.add(pattern.pattern)
+                break
+        # Norms, biases and scales follow the matrices.
+        if len(tensor.shape) > 1 and not name.endswith("norm.weight"):
+            chosen.setdefault(part, {})[name] = device
+    for pattern, _ in patterns:
+        if pattern.pattern not in used and not any(pattern.search(name) for name in gguf.tensors):
+            raise UsageError(
+                f"no tensor of {gguf.path.name} has a name that {pattern.pattern!r} matches; check the pattern."
+            )
+    found: dict[LayerPart | None, str] = {}
+    for part, devices in chosen.items():
+        # The experts are almost all of a mixture: its router and its shared network go with them.
+        experts = {name: device for name, device in devices.items() if "_exps." in name}
+        main = experts or {name: device for name, device in devices.items() if _MAIN.match(name)} or devices
+        places = set(main.values())
+        if len(places) > 1:
+            named = next(name for name, device in main.items() if device is not None)
+            what = "the output" if part is None else str(part)
+            whole = ", ".join(sorted(main))
+            raise UsageError(
+                f"the tensors of {what} stay together, and {named} would be separated from others of these: {whole}; "
+                "place all of them or none."
+            )
+        (only,) = places
+        if only is not None:
+            found[part] = only
+    return found

@@ -1,0 +1,80 @@
+"""Where the parts of a model lie: every mixer and every network of a layer is on one device.
+
+Cuts lie before and after every mixer and every network.  A mixer that reads the keys and values of another layer lies where
+these are.  The bits of a model do not depend on its placement.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.models.config import ModelConfig
+from engine.ops.operations import Ops
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """The mixer of a layer, or its network.  layer: the index of the layer in the trunk."""
+
+    layer: int
+    network: bool
+
+    def __str__(self) -> str:
+        return f"the {'network' if self.network else 'mixer'} of layer {self.layer}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The backend of every part of a model.
+
+    first: computes the embedding; last: computes the output, and holds the network that drafts; mixers, networks: those of
+    the layers of the trunk, in order.
+    """
+
+    first: Ops
+    mixers: tuple[Ops, ...]
+    networks: tuple[Ops, ...]
+    last: Ops
+
+    @classmethod
+    def whole(cls, config: ModelConfig, ops: Ops) -> "Placement":
+        """Everything on one device."""
+        return cls(ops, (ops,) * config.n_layer, (ops,) * config.n_layer, ops)
+
+    @classmethod
+    def split(
+        cls, config: ModelConfig, mixers: Sequence[Ops], networks: Sequence[Ops], host: Ops, last: Ops
+    ) -> "Placement":
+        """Parts on several devices; host: the CPU, which computes the embedding.  mixers, networks: the wanted backends, one
+        for each layer; a mixer that reads the memory of another layer gets that layer's."""
+        sources = [layer.mixer.memory_source for layer in config.layers]
+        own = tuple(mixers[il if source is None else source] for il, source in enumerate(sources))
+        return cls(host, own, tuple(networks), last)
+
+    @property
+    def devices(self) -> tuple[Ops, ...]:
+        """Every backend once, in the order in which a pass reaches them."""
+        return tuple(dict.fromkeys((self.first, *(ops for _, ops in self.parts()), self.last)))
+
+    def parts(self) -> Iterator[tuple[LayerPart, Ops]]:
+        """The parts in the order of a pass, each with its backend."""
+        for il, (mixer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
+            yield LayerPart(il, False), mixer
+            yield LayerPart(il, True), network
+
+    def memory(self, il: int) -> Ops:
+        """The backend whose memory holds what layer ``il`` stores; the layer that drafts has the index n_layer."""
+        return self.mixers[il] if il < len(self.mixers) else self.last
+
+    def stages(self) -> list[tuple[Ops, list[LayerPart]]]:
+        """The runs of parts of one backend, in the order of a pass; the first one begins with the embedding, the last one
+        ends with the output."""
+        runs: list[tuple[Ops, list[LayerPart]]] = []
+        for part, ops in self.parts():
+            if not runs or runs[-1][0] is not ops:
+                runs.append((ops, []))
+            runs[-1][1].append(part)
+        if not runs or runs[0][0] is not self.first:
+            runs.insert(0, (self.first, []))
+        if runs[-1][0] is not self.last:
+            runs.append((self.last, []))
+        return runs
