@@ -168,8 +168,8 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 model=name,
                 model_size=llm.n_bytes,
                 model_n_params=llm.n_params,
-                backend=ops.name,
-                n_threads=llm.n_threads,
+                backend="+".join(dict.fromkeys(device.name for device in reversed(llm.model.devices))),
+                n_threads=max(device.n_threads for device in llm.model.devices),
                 type_k=args.cache_type_k or args.cache_type,
                 type_v=args.cache_type_v or args.cache_type,
                 n_prompt=p,
@@ -184,7 +184,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 acceptance=test.acceptance,
             )
             now = datetime.now(UTC)
-        threaded = llm.n_threads > 0
+        threaded = llm.n_threads > 0 or bool(llm.model.stages)
         # A GPU's memory is freed when nothing refers to it: no reference cycle may hold it while the next model is loaded.
         del llm, ops
         gc.collect()
@@ -208,6 +208,7 @@ def _load(args: argparse.Namespace, path: Path, n_ctx: int, n_threads: int, mtp:
         cache_type_k=args.cache_type_k,
         cache_type_v=args.cache_type_v,
         draft_model=args.draft_model,
+        **shared.division_options(args),
         mtp=mtp,
         parallel=parallel,
         progress=report.progress,
@@ -415,7 +416,7 @@ def parser(prog: str = "bitmirror bench") -> Parser:
     shared.add_cache_types(group)
     shared.add_threads(group, several=True)
     shared.add_device(group, DEVICE)
-    shared.add_gpu_layers(group)
+    shared.add_division(group)
 
     add = top.add_argument_group("tests").add_argument
     add("-np", "--parallel", metavar="N,...", type=Numbers(), dest="users", help=USERS)
@@ -517,7 +518,6 @@ def results_of(args: argparse.Namespace, tests: Callable[[argparse.Namespace, st
     """The results of ``tests`` of every requested model, in order; of the bundled model if none is requested."""
     for model in args.model or ([] if args.shape else [None]):
         path = resolve(model, Report().progress)
-        shared.check_gpu_layers(args, path)
         yield from tests(args, shown(path.stem), path)
     for shape in args.shape:
         with random_model(shape, args.keep) as (name, path):

@@ -114,7 +114,8 @@ def load(
         GPU, what the driver stores for kernels and graphs, and 512 MiB for its context. By default all memory that is free.
     n_gpu_layers : int, optional
         The number of layers on the GPU: the last ones, and the output. The others are on the CPU. By default as many as fit
-        into its memory, and of a mixture first all but the experts of some layers; 0: none. The answer does not depend on it. On the CPU it has no effect.
+        into the memory of the GPU; of a mixture, the experts of the first layers leave it first. 0: none. The answer does not
+        depend on it. On the CPU it has no effect.
     n_cpu_moe : int
         The number of layers, from the first one on, whose mixture of experts is on the CPU.
     override_tensor : str

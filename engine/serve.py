@@ -11,7 +11,7 @@ from engine.cli import entry
 from engine.cli.model_flags import load_options, speculation_params
 from engine.cli.sampling import flagged
 from engine.cli.serve_flags import limits, parser
-from engine.cli.shared import about, check_gpu_layers
+from engine.cli.shared import about
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ def specs(args: argparse.Namespace) -> list["Spec"]:
     with Report(args.verbose) as report:
         for name in names or [conversation_model(report, "serve")]:
             path = resolve(name, report.progress)
-            check_gpu_layers(args, path)
             called = path.stem if name is None or "/" in str(name) else str(name).removesuffix(".gguf")
             # As in llama-server and vLLM, the model is listed by the first of the names that are given.
             first, *aliases = dict.fromkeys([*([] if made else args.alias), called])

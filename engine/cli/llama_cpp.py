@@ -44,7 +44,7 @@ class Flag:
     holds: str = ""
 
 
-ONE_DEVICE = "all layers run on one device; choose it with --device cpu or --device cuda:N"
+ONE_GPU = "a model runs on one GPU, and on the CPU beside it; choose the GPU with --device cuda:N"
 MAPPED = "the model's file is always mapped into memory; leave this flag out"
 READS_TEXT = "only text input is supported; leave this flag out"
 FROM_THE_FILE = "the rotation of positions follows the model's file; change its metadata with gguf-new-metadata"
@@ -66,13 +66,11 @@ MEMORY = "the context and the batch size are always fitted to the free memory; s
 RUN: tuple[Other | Flag, ...] = (
     # The model and where it runs.
     Other("-mg --main-gpu", "--device=cuda:{}"),
-    Flag("-sm --split-mode", 1, ONE_DEVICE, holds="none"),
-    Flag("-ts --tensor-split", 1, ONE_DEVICE),
-    Flag("-ot --override-tensor", 1, ONE_DEVICE),
-    Flag("-cmoe --cpu-moe", 0, ONE_DEVICE),
-    Flag("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn", 1, ONE_DEVICE, holds="0"),
-    Flag("--rpc", 1, ONE_DEVICE),
-    Flag("-kvo --kv-offload --op-offload --no-op-offload --no-host", 0, ONE_DEVICE, holds=ANY),
+    Flag("-sm --split-mode", 1, ONE_GPU, holds="none"),
+    Flag("-ts --tensor-split", 1, ONE_GPU),
+    Flag("-ncffn --n-cpu-ffn", 1, "place networks with -ot, such as -ot ffn_=CPU", holds="0"),
+    Flag("--rpc", 1, ONE_GPU),
+    Flag("-kvo --kv-offload --op-offload --no-op-offload --no-host", 0, ONE_GPU, holds=ANY),
     Flag("-nkvo --no-kv-offload", 0, "the cache is always on the model's device; use --device cpu for both"),
     Flag("-fa --flash-attn", SWITCH, "attention never stores a matrix of scores", holds=ANY),
     Flag("--mmap --repack --warmup", 0, "this is always the case", holds=ANY),
@@ -206,11 +204,11 @@ RUN: tuple[Other | Flag, ...] = (
 
 BENCH: tuple[Other | Flag, ...] = (
     Other("-mg --main-gpu", "--device=cuda:{}"),
-    Flag("-sm --split-mode", 1, ONE_DEVICE, holds="none"),
-    Flag("-ts --tensor-split -ot --override-tensor -rpc --rpc", 1, ONE_DEVICE),
-    Flag("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn", 1, ONE_DEVICE, holds="0"),
+    Flag("-sm --split-mode", 1, ONE_GPU, holds="none"),
+    Flag("-ts --tensor-split -rpc --rpc", 1, ONE_GPU),
+    Flag("-ncffn --n-cpu-ffn", 1, "place networks with -ot, such as -ot ffn_=CPU", holds="0"),
     Flag("-nkvo --no-kv-offload", 1, "the cache is always on the model's device; use --device cpu for both", holds="0"),
-    Flag("-nopo --no-op-offload --no-host", 1, ONE_DEVICE, holds="0 1"),
+    Flag("-nopo --no-op-offload --no-host", 1, ONE_GPU, holds="0 1"),
     Flag("-fa --flash-attn", SWITCH, "attention never stores a matrix of scores", holds=ANY),
     Flag("-mmp --mmap", 1, MAPPED, holds="1"),
     Flag("-dio --direct-io", 1, MAPPED, holds="0"),

@@ -47,7 +47,7 @@ def add_model(top: Parser, text: str = shared.MODEL, *, repeated: bool = False) 
     add("-cram", "--cache-ram", metavar="N", type=whole(-1, note="0 stores none"), default=-1, help=CACHE_RAM)
     shared.add_threads(group)
     shared.add_device(group, DEVICE)
-    shared.add_gpu_layers(group)
+    shared.add_division(group)
     add("--list-devices", action="store_true", help="print the devices of this machine and exit")
     add(
         "--no-warmup",
@@ -116,6 +116,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         "cache_type_k": args.cache_type_k,
         "cache_type_v": args.cache_type_v,
         "ds4_rounding": args.ds4_rounding,
+        **shared.division_options(args),
         "device_draft": args.device_draft or None,
         "mtp": not (args.no_mtp or args.no_spec),
         "draft_max": speculation_params(args).most("lookup" if args.draft_lookup else "mtp"),

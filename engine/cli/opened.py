@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from engine.cli.model_flags import load_options
 from engine.cli.report import Report
 from engine.cli.sampling import given, origins, with_file
-from engine.cli.shared import check_gpu_layers
 from engine.devices import why_no_gpu
 from engine.errors import UsageError
 from engine.hub.resolve import resolve
@@ -63,7 +62,6 @@ def open_model(
     """
     import engine
 
-    check_gpu_layers(args, path)
     # A device of drafts says nothing if there is no draft model.
     drafts: dict[str, Any] = {"draft_model": None, "device_draft": None}
     if draft_model is not None:

@@ -2,7 +2,6 @@
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from engine.checks import memory_size
@@ -18,8 +17,18 @@ HF_REPO = """\
 a model on Hugging Face: owner/repo, or owner/repo:Q4_K_M to select a quantization"""
 
 GPU_LAYERS = """\
-0 = run on the CPU; all, auto, or a number not less than that of the model's layers = run on the device
-that --device selects; layers cannot be divided between devices"""
+number of layers on the GPU: the last ones, and the output; the others are on the CPU. 0 = all on the CPU;
+auto = as many as fit into the GPU's memory (default auto); the answer is the same"""
+
+CPU_MOE = """\
+keep the mixtures of experts of the first N layers on the CPU; the answer is the same"""
+
+OVERRIDE_TENSOR = """\
+keep the parts of layers whose tensors' names contain a match on a device, CPU or GPU, such as
+ffn_.*_exps=CPU; the first match counts. The tensors of a mixer stay together, as do those of a network"""
+
+ALL_LAYERS = 1 << 16
+"""More layers than a model has."""
 
 GPU_MEMORY = """\
 use no more than SIZE of a GPU's memory, such as 12G or 800M, for everything including the driver's part:
@@ -88,9 +97,24 @@ def add_device(group: Group, text: str, default: str = "auto") -> None:
     group.add_argument("--gpu-memory", metavar="SIZE", type=partial(memory_size, "--gpu-memory"), help=GPU_MEMORY)
 
 
-def add_gpu_layers(group: Group) -> None:
-    """Adds -ngl; ``settle_device`` and ``check_gpu_layers`` obey it."""
-    group.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", type=_layers, help=GPU_LAYERS)
+def add_division(group: Group) -> None:
+    """Adds -ngl, -ncmoe, -cmoe and -ot, which divide a model between a GPU and the CPU; ``division_options`` reads them."""
+    add = group.add_argument
+    add("-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", type=_layers, help=GPU_LAYERS)
+    add("-ncmoe", "--n-cpu-moe", metavar="N", type=whole(0), default=0, help=CPU_MOE)
+    every = "keep all mixtures of experts on the CPU"
+    add("-cmoe", "--cpu-moe", action="store_const", const=ALL_LAYERS, dest="n_cpu_moe", help=every)
+    rule = filled("write it as REGEX=CPU")
+    add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=rule, default="", help=OVERRIDE_TENSOR)
+
+
+def division_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of ``engine.load`` that divide a model."""
+    return {
+        "n_gpu_layers": args.gpu_layers,
+        "n_cpu_moe": args.n_cpu_moe,
+        "override_tensor": args.override_tensor,
+    }
 
 
 def _layers(text: str) -> int | None:
@@ -123,21 +147,6 @@ def about(args: argparse.Namespace) -> bool:
 
         print_table(("device", "description"), describe_devices())
     return bool(args.version or args.list_devices)
-
-
-def check_gpu_layers(args: argparse.Namespace, path: Path) -> None:
-    """Rejects an -ngl between 0 and the number of layers of the model at ``path``; raises UsageError."""
-    if not args.gpu_layers:
-        return
-    from engine.gguf.file import read_gguf
-    from engine.models.registry import read_config
-
-    layers = read_config(read_gguf(path)).n_layer
-    if args.gpu_layers < layers:
-        raise UsageError(
-            f"-ngl {args.gpu_layers} would divide the {layers} layers of {path.name} between devices: "
-            "use -ngl 0 to run all of them on the CPU, or -ngl all to run them on the GPU"
-        )
 
 
 def add_batch_size(group: Group, text: str = BATCH_SIZE) -> None:

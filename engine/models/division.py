@@ -7,7 +7,7 @@ mixtures on the CPU; -ot REGEX=DEVICE places the parts whose tensors' names cont
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.checks import described
@@ -33,7 +33,7 @@ NETWORK = (
 )
 """What the names of tensors of networks begin with, after that of the layer."""
 
-_MAIN = re.compile(r"blk\.[0-9]+\.(attn|ssm|ffn)_")
+_MAIN = re.compile(r"blk\.[0-9]+\.(attn|ssm|ffn)_|output\.")
 """Tensors that decide where a part lies; the others go with them."""
 
 _LAYER = re.compile(r"blk\.([0-9]{1,4})\.(.*)")
@@ -135,30 +135,31 @@ def weight_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> Count
 
 
 def describe(config: ModelConfig, placement: Placement) -> str:
-    """Which layers lie on which device, such as "layers 0-17 on cpu, layers 18-35 and the output on cuda:0 NVIDIA H100"."""
-    words: dict[Ops, list[str]] = {}
-    both = [
-        mixer if mixer is network else None for mixer, network in zip(placement.mixers, placement.networks, strict=True)
-    ]
-    for ops, where in _runs(both):
-        if ops is not None:
-            words.setdefault(ops, []).append(f"layers {where}")
-    for what, column in (("mixers", placement.mixers), ("networks", placement.networks)):
-        for ops, where in _runs([ops if whole is None else None for ops, whole in zip(column, both, strict=True)]):
-            if ops is not None:
-                words.setdefault(ops, []).append(f"the {what} of layers {where}")
-    words.setdefault(placement.last, []).append("the output")
-    return "; ".join(f"{' and '.join(what)} on {ops.label}" for ops, what in words.items())
+    """Which layers lie on which device, such as "layers 0-17 on cpu; layers 18-35 and the output on cuda:0 NVIDIA H100"."""
+    words: dict[Ops, list[str]] = {ops: [] for ops in placement.devices}
+    columns = placement.mixers, placement.networks
+    both = [mixer if mixer is network else None for mixer, network in zip(*columns, strict=True)]
+    single = [[None if whole else ops for ops, whole in zip(column, both, strict=True)] for column in columns]
+    for what, column in zip(("", "the mixer{} of ", "the network{} of "), (both, *single), strict=True):
+        for ops in words:
+            layers = [il for il, each in enumerate(column) if each is ops]
+            if layers:
+                plural = "s" * (len(layers) > 1)
+                words[ops].append(f"{what.format(plural)}layer{plural} {_ranges(layers)}")
+    words[placement.last].append("the output")
+    return "; ".join(f"{_listed(what)} on {ops.label}" for ops, what in words.items() if what)
 
 
-def _runs(column: list[Ops | None]) -> Iterator[tuple[Ops | None, str]]:
-    """The devices of a column, each with the numbers of its layers, such as "0-3, 8"."""
-    for ops in dict.fromkeys(column):
-        numbers = [il for il, each in enumerate(column) if each is ops]
-        ends = [i for i in range(len(numbers)) if i + 1 == len(numbers) or numbers[i + 1] != numbers[i] + 1]
-        begins = [0, *(end + 1 for end in ends[:-1])]
-        pairs = [(numbers[begin], numbers[end]) for begin, end in zip(begins, ends, strict=True)]
-        yield ops, ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in pairs)
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers, such as "0-3, 8"."""
+    ends = [i for i in range(len(numbers)) if i + 1 == len(numbers) or numbers[i + 1] != numbers[i] + 1]
+    begins = [0, *(end + 1 for end in ends[:-1])]
+    pairs = [(numbers[begin], numbers[end]) for begin, end in zip(begins, ends, strict=True)]
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in pairs)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _overridden(
@@ -180,8 +181,8 @@ def _overridden(
                 device = place
                 used.add(pattern.pattern)
                 break
-        # Norms, biases and scales follow the matrices.
-        if len(tensor.shape) > 1 and not name.endswith("norm.weight"):
+        # Norms, biases and scales follow the matrices; a model whose output is the embedding has only a norm there.
+        if part is None or (len(tensor.shape) > 1 and not name.endswith("norm.weight")):
             chosen.setdefault(part, {})[name] = device
     for pattern, _ in patterns:
         if pattern.pattern not in used and not any(pattern.search(name) for name in gguf.tensors):

@@ -1,0 +1,79 @@
+"""Models divided between the CPU and a simulated GPU: the bits of the CPU alone, wherever they are cut."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine.cuda import backend, sample
+from engine.cuda.runtime import device
+from engine.synthetic.model import make_model
+from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.test_parity import SHAPES
+
+PROMPT = [3, 7, 11, 2, 9]
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    monkeypatch.setattr(device, "require_gpu", lambda: None)
+    monkeypatch.setattr(sample, "GROUPS", 32)
+
+
+def facts(llm: engine.LLM) -> list[bytes]:
+    """The logits of a prompt, of a step of two sequences, and of a draft."""
+    model: Any = llm.model
+    first, second = model.sequences
+    found = []
+    for sequence, tokens in ((first, PROMPT), (second, PROMPT[:2])):
+        positions = np.arange(len(tokens), dtype=np.int32)
+        found.append(model.forward(np.array(tokens, np.int32), positions, len(tokens), sequence).tobytes())
+    found += [rows.tobytes() for rows in model.step([(first, [5, 6]), (second, [8])])]
+    first.commit([5, 6])
+    second.commit([8])
+    if model.drafter is not None:
+        found.append(model.drafter.forward(4, first.length, first).tobytes())
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3", {"n_gpu_layers": 1}),
+        ("qwen35moe", {"n_gpu_layers": 1}),
+        ("qwen35moe", {"n_cpu_moe": 2}),
+        ("qwen35moe", {"override_tensor": r"blk\.0\.=gpu,attn|ssm=cpu"}),
+        ("deepseek2", {"override_tensor": r"^output=cpu,blk\.0\.ffn=cpu"}),
+        ("deepseek4", {"n_gpu_layers": 2, "override_tensor": "attn=cpu"}),
+    ],
+)
+def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model.gguf", SHAPES[name], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 16, "parallel": 2, "n_threads": 1}
+    cpu = engine.load(path, device="cpu", **given)
+    llm = engine.load(path, device="cuda", **given, **options)
+    assert {ops.name for ops in llm.model.devices} == {"cpu", "cuda"} and len(llm.model.stages) > 1
+    assert facts(llm) == facts(cpu)
+
+
+def test_what_does_not_fit_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 16, "parallel": 2, "n_threads": 1}
+    whole = engine.load(path, device="cuda", **given)
+    assert not whole.model.stages
+    # Room for the second layer and the output, and not for the first layer.
+    monkeypatch.setattr(backend.Backend, "free_memory", lambda self, weights: (1 << 30) * (weights < whole.n_bytes))
+    llm = engine.load(path, device="cuda", **given)
+    assert [len(stage.parts) for stage in llm.model.stages] == [2, 2]
+    assert llm.complete(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).ids == (
+        engine.load(path, device="cpu", **given).complete(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).ids
+    )
