@@ -152,7 +152,7 @@ class FakeLLM:
         self.tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(tokens=[path.name]))
         self.closed = False
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
-        self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
+        self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path), stages=[], stage_seconds=dict)
         self.n_threads = self.model.ops.n_threads
         self.cache = SimpleNamespace(layers=[])
         self.sampling, self.warnings = sampling_defaults(self.model.gguf)
@@ -198,6 +198,10 @@ class FakeLLM:
 
 
 NO_DRAFT: dict[str, Any] = {
+    "gpu_memory": None,
+    "n_gpu_layers": None,
+    "n_cpu_moe": 0,
+    "override_tensor": "",
     "mtp": True,
     "draft_max": 4,
     "snapshot_bytes": None,

@@ -203,7 +203,7 @@ def test_a_result_is_printed_when_it_is_done(form: str) -> None:
         (["--device", "abacus"], "abacus"),
         (["--device", "cuda:9999"], "cpu"),
         (["-ngl", "0", "--device", "cuda"], "-ngl 0"),
-        (["-ngl", "5"], "would divide the 6 layers"),
+        (["-ot", "ffn_up"], "must be REGEX=DEVICE"),
         (["-ctk", "q5_1"], "-ctk must be f32, f16, q8_0, q4_0, i12 or i8, not 'q5_1'"),
         (["-m", ""], "-m is empty"),
         (["-d", "100000000"], "context"),

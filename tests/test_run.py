@@ -115,13 +115,16 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
         "--dry-multiplier 0.75 --dry-base 1.5 --dry-allowed-length 3 --dry-penalty-last-n 99 --xtc-probability 0.5 "
     )
     words += "--dry-sequence-breaker \\n --xtc-threshold 0.25 "
-    words += "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu -b 96"
+    words += (
+        "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu -b 96 -ngl 5 -ncmoe 2 -ot a=cpu"
+    )
     assert main(words.split()) == 0
     capsys.readouterr()
     (llm,) = fake
     types = {"cache_type": "f32", "cache_type_k": "q8_0", "cache_type_v": "q4_0"}
     sizes = {"n_ctx": 32, "n_threads": 3, "batch_size": 96}
-    assert llm.options == fake_llm.NO_DRAFT | {"device": "cpu"} | sizes | types
+    places = {"n_gpu_layers": 5, "n_cpu_moe": 2, "override_tensor": "a=cpu"}
+    assert llm.options == fake_llm.NO_DRAFT | {"device": "cpu"} | sizes | types | places
     assert not llm.compiled
     (asked,) = llm.asked
     del asked["on_prefill"]
@@ -382,9 +385,9 @@ def one_sentence(captured: Any) -> str:
         (["-f", "~nobody-of-this-name/x"], "cannot be read"),
         (["-p", "x", "--cnv", "--logprobs", "2"], "--logprobs is for one answer"),
         (["-p", "x", "-n", "9" * 400], "-n must be a number of fewer digits"),
-        (["-p", "x", "-ngl", "3"], "would divide the 6 layers"),
+        (["-p", "x", "-ot", "ffn_up"], "must be REGEX=DEVICE"),
         # Before a draft model is looked for, which may be a download.
-        (["-p", "x", "-ngl", "3", "-md", "no-such-model"], "would divide the 6 layers"),
+        (["-p", "x", "-ot", "ffn_up", "-md", "no-such-model"], "must be REGEX=DEVICE"),
         ([], "there is no prompt"),
         (["-p", "-"], "there is no prompt"),
         (["--single-turn"], "there is no prompt"),

@@ -217,6 +217,10 @@ class Report:
         if not llm.n_threads:
             where = llm.model.ops.label
         self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
+        if llm.model.stages:
+            from engine.models.division import describe
+
+            self.line(describe(config, llm.model.placement))
         if llm.recurrent_bytes and not llm.model.segments:
             self.line(f"up to {_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages")
         elif llm.recurrent_bytes:
@@ -279,9 +283,13 @@ class Report:
         if speed := bytes_per_second(llm, t):
             answer += f"  {_speed(speed)}"
             # A GPU's is already known; a CPU's takes half a second and a gigabyte, so it is measured only on request.
-            if bandwidth := _bandwidth(ops) if on_gpu is not None or self.verbose else 0.0:
+            measured = (on_gpu is not None or self.verbose) and not llm.model.stages
+            if bandwidth := _bandwidth(ops) if measured else 0.0:
                 answer += f" ({speed / bandwidth:.0%} of the {_speed(bandwidth)} that a plain read reaches)"
         rows.append(("answer", answer))
+        if seconds := llm.model.stage_seconds():
+            shares = ", ".join(f"{label} {spent:.3f} s" for label, spent in seconds.items())
+            rows.append(("stages", f"{shares}, of all prompts and answers"))
         if generation.speculation is not None:
             rows += _speculation(generation.speculation, t.predicted_per_second)
         rows.append(("ended by", ending))

@@ -105,7 +105,7 @@ def add_division(group: Group) -> None:
     every = "keep all mixtures of experts on the CPU"
     add("-cmoe", "--cpu-moe", action="store_const", const=ALL_LAYERS, dest="n_cpu_moe", help=every)
     rule = filled("write it as REGEX=CPU")
-    add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=rule, default="", help=OVERRIDE_TENSOR)
+    add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=rule, help=OVERRIDE_TENSOR)
 
 
 def division_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def division_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "n_gpu_layers": args.gpu_layers,
         "n_cpu_moe": args.n_cpu_moe,
-        "override_tensor": args.override_tensor,
+        "override_tensor": args.override_tensor or "",
     }
 
 

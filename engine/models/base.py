@@ -361,6 +361,14 @@ class Model(Loader):
         else:
             self.ops.warm_up(self)
 
+    def stage_seconds(self) -> dict[str, float]:
+        """The seconds that the stages on each device have taken so far, by the label of the device; empty for a model that is
+        not divided."""
+        found: dict[str, float] = {}
+        for stage in self.stages:
+            found[stage.ops.label] = found.get(stage.ops.label, 0.0) + stage.seconds
+        return found
+
     def expect_drafts(self) -> None:
         """Choose kernels that are fast for passes of a few rows, which verify drafts."""
         for ops in self.devices:

@@ -22,7 +22,7 @@ from engine.models.division import Division, describe, fitted, parse_overrides, 
 from engine.models.placement import LayerPart, Placement
 from engine.models.registry import read_config
 from engine.synthetic.model import make_model
-from tests.models.test_company import KINDS, drafts, files, stored
+from tests.models.test_mixed_passes import KINDS, drafts, files, stored
 from tests.tiers import examples
 
 N_SEQUENCES = 16
