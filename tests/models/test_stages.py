@@ -63,8 +63,11 @@ def read(model: Any, sequence: Any, tokens: np.ndarray) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def facts(llm: engine.LLM) -> Iterator[bytes]:
-    """Bits that say whether two models are the same: of prompts, steps of sixteen sequences, drafts and a snapshot."""
+def facts(llm: engine.LLM, stored: Callable[[Any, Any], list[bytes]] = stored) -> Iterator[bytes]:
+    """Bits that say whether two models are the same: of prompts, steps of sixteen sequences, drafts and a snapshot.
+
+    stored: what a model stores of a sequence.
+    """
     model: Any = llm.model
     rng = np.random.default_rng(3)
     text = rng.integers(0, llm.config.n_vocab - 3, PROMPT + STEPS).astype(np.int32)
