@@ -535,19 +535,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             self.recorder.launch(
                 wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, convolved=y, gates=shares
             )
-            arguments = (
-                y,
-                shares,
-                positions,
-                sequences,
-                net.n_k,
-                net.n_v,
-                rows,
-                padded,
-                segments,
-                *given_lists,
-                records,
-            )
+            arguments = (y, shares, positions, sequences, net.n_k, net.n_v, rows, padded, segments)
+            arguments = (*arguments, *given_lists, records)
             grid = wide_delta_net.couple_grid(net.n_k, padded)
             kernel = wide_delta_net.couple(d, net.grouped)
             self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, records=records)

@@ -101,11 +101,9 @@ def geometry(
     parts = parts_of(rows, group, tasks, mixed)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
-    rotated = BLOCK if types[1].quantized else 0
+    apart, rotated = types[0].quantized and n_partials > splits, BLOCK if types[1].quantized else 0
     return Geometry(
-        attend_in_place(
-            k_type, v_type, d_k, d_v, group, tasks, single, early, types[0].quantized and n_partials > splits
-        ),
+        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, apart),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
@@ -137,9 +135,10 @@ def attend_in_place(
 
     Arguments: q (float32 as words, or words), q_scales (not read unless keys are quantized), keys, values, positions,
     sequences, table, weights, sums, rows, pages, stride (chunks of a row of the table), partials, window, scale (not used
-    where keys are quantized).  ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0;
-    ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a
-    warp processes a chunk alone where a block has several; keys are quantized.
+    where keys are quantized).
+    ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0; ``group``: query heads per KV
+    head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a warp processes a chunk alone
+    where a block has several; keys are quantized.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
     blocks of ``THREADS``.
     """
@@ -300,22 +299,8 @@ def attend_in_place(
 
     @cuda.jit
     def attend_in_place(
-        q,
-        q_scales,
-        keys,
-        values,
-        positions,
-        sequences,
-        table,
-        weights,
-        sums,
-        rows,
-        pages,
-        stride,
-        partials,
-        window,
-        scale,
-    ):
+        q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, partials, window, scale,
+    ):  # fmt: skip
         let_next_begin()
         query = pointer(cuda.shared.array(n_query, np.uint32, ALIGNED))
         query_scales = pointer(cuda.shared.array(n_scales, np.float32, ALIGNED))

@@ -146,8 +146,9 @@ def attend_integer_chunks(
 
     Arguments: q, q_scales, keys, values, positions, sequences, table, weights, sums, rows (that all belong to the sequence
     of the first of them: those of the pass, or 1 if it is mixed), pages, stride (chunks of a row of the table), partials,
-    window, scale (not used: queries have it).  ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``:
-    of a block, of which ``resident`` fit on a multiprocessor; ``staged``: each has a chunk in shared memory.
+    window, scale (not used: queries have it).
+    ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``: of a block, of which ``resident`` fit on a
+    multiprocessor; ``staged``: each has a chunk in shared memory.
     Grid: (n_head_kv, ceil(rows * group / 16) * (rows of the pass / rows), splits), blocks of 32 * ``warps`` threads.
     """
     of, tile = CACHE_TYPES[name], IntegerTile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
@@ -224,22 +225,8 @@ def attend_integer_chunks(
 
     @cuda.jit
     def attend_integer_chunks(
-        q,
-        q_scales,
-        keys,
-        values,
-        positions,
-        sequences,
-        table,
-        weights,
-        sums,
-        rows,
-        pages,
-        stride,
-        partials,
-        window,
-        scale,
-    ):
+        q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, partials, window, scale,
+    ):  # fmt: skip
         let_next_begin()
         query = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         dq = advance(pointer(cuda.shared.array(0, np.float32, ALIGNED)), n_query)

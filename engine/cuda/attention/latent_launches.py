@@ -58,19 +58,8 @@ def attend(
     shape = chunks_of_latents.geometry(*sizes, device.multiprocessors, device.shared_memory, True, mixed)
     mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, latent.n_head, latent.rank, partials))
     own_rows = 1 if mixed else rows
-    given = (
-        query,
-        cache.rows,
-        positions,
-        sequences,
-        cache.table,
-        mass,
-        values,
-        own_rows,
-        partials,
-        partials,
-        latent.scale,
-    )
+    places = positions, sequences, cache.table
+    given = (query, cache.rows, *places, mass, values, own_rows, partials, partials, latent.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, given, mass=mass, values=values)
     return Attended(mass, values, positions, None, None, shape, partials, 0, latent.n_head * latent.rank)
 

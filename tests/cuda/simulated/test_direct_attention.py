@@ -117,13 +117,8 @@ def agree(
     assert plan.rotated == (BLOCK if v.quantized else 0)
     joined = attention.combine(d_v, early, False, 0, plan.sinks, group)
     out = np.full_like(expected, np.nan)
-    run(
-        joined,
-        plan.combine_grid,
-        plan.combine_block,
-        [weights, sums, at, None, sinks, out, n_partials, window],
-        seed=seed,
-    )
+    arguments = [weights, sums, at, None, sinks, out, n_partials, window]
+    run(joined, plan.combine_grid, plan.combine_block, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
 
 
