@@ -6,13 +6,14 @@ size of the slices in which prompts are read, nor which request is preempted whe
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import NamedTuple
 
 from engine.cache.pages import NoPages
 from engine.decode.pace import Pace, Read
-from engine.decode.preemption import CannotGoOn, Displaced, NoRoom, Preemption, as_failed_step
+from engine.decode.preemption import CannotGoOn, Displaced, FailedStep, NoRoom, Preemption
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, Step, Steps, launch
@@ -44,8 +45,7 @@ class Scheduler:
         self._n_steps = 0
 
     def step(self, wanted: Request | None = None) -> bool:
-        """Compute something that brings ``wanted``, or all requests that are not paused, nearer to the next token.  Returns
-        whether there was something to do."""
+        """Advance ``wanted``, or all requests that are not paused.  Returns whether there was something to do."""
         if wanted is None and not self.in_flight and self._all_paused():
             return False
         if self.waiting.requests and not self._admit(wanted):
@@ -187,3 +187,14 @@ class Scheduler:
         self.in_flight.clear()
         self._pace.started()
         self.batch.drop()
+
+
+@contextmanager
+def as_failed_step(requests: Iterable[Request]) -> Iterator[None]:
+    """Raise FailedStep in place of an unexpected error in a step of these requests."""
+    try:
+        yield
+    except (CannotGoOn, DeviceError):
+        raise
+    except Exception as error:
+        raise FailedStep(list(requests), error) from error

@@ -160,12 +160,13 @@ class Model(Loader):
         slots = np.full(tokens.size, sequence.slot, np.int32)
         # A short part of a prompt is read like a decode batch, so that the recordings of decode passes can be used.
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
-        return self._pass(Batch(tokens, positions, slots, role=role), n_logits)
+        batch = Batch(tokens, positions, slots, role=role)
+        if self.stages:
+            return self._staged_pass(batch, n_logits)
+        return self.ops.split(self.compute, batch, n_logits, self.prompt_rows)
 
-    def _pass(self, batch: Batch[np.ndarray], n_logits: int) -> SplitPass:
-        """A pass over claimed positions, to be started in pieces."""
-        if not self.stages:
-            return self.ops.split(self.compute, batch, n_logits, self.prompt_rows)
+    def _staged_pass(self, batch: Batch[np.ndarray], n_logits: int) -> StagedPass:
+        """A pass through all stages over claimed positions."""
         told = None
         if self.config.n_per_layer:
             told = self.placement.first.run(self.tell, replace(batch, role=Role.DECODE), batch.rows)
@@ -191,9 +192,11 @@ class Model(Loader):
             positions += range(first, first + count)
             slots += [sequence.slot] * count
         rows = (np.array(given, np.int32), np.array(positions, np.int32), np.array(slots, np.int32))
-        passing = self._pass(Batch(*rows, mixed=len(parts) > 1), len(given))
-        passing.advance(passing.pieces)
-        logits = passing.logits(wait=True)
+        batch = Batch(*rows, mixed=len(parts) > 1)
+        if self.stages:
+            logits = self._staged_pass(batch, len(given)).complete()
+        else:
+            logits = self.ops.run(self.compute, batch, len(given))
         assert logits is not None
         found, end = [], 0
         for _, tokens in parts:

@@ -127,6 +127,11 @@ class StagedPass:
         del self._left[:count]
         return len(self._left)
 
+    def complete(self) -> np.ndarray | None:
+        """Run all stages and return the logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted."""
+        self.advance(self.pieces)
+        return self.logits(wait=True)
+
     def logits(self, wait: bool) -> np.ndarray | None:
         """The logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted.  wait: has no effect, since
         every stage has ended."""

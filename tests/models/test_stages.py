@@ -112,6 +112,7 @@ def test_a_divided_model_has_the_bits_of_the_whole(name: str, folder: Path, monk
         assert list(facts(llm)) == expected
 
 
+@pytest.mark.first
 @examples(25, 4)
 @given(data=st.data())
 def test_a_cut_anywhere(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
