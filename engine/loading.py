@@ -290,6 +290,14 @@ class _Options:
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
+    try:
+        return _build(file, ops, n_ctx, options, progress)
+    except BaseException:
+        ops.stop_loading()
+        raise
+
+
+def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
     started, gguf = time.perf_counter(), file.gguf
     config, layer = read_config(gguf), options.layer
     if layer is not None:

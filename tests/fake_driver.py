@@ -20,6 +20,13 @@ class Result(IntEnum):
     CUDA_ERROR_SYSTEM_NOT_READY = 802
 
 
+class EventFlags(IntEnum):
+    """CUevent_flags."""
+
+    CU_EVENT_BLOCKING_SYNC = 1
+    CU_EVENT_DISABLE_TIMING = 2
+
+
 class Names:
     """An enumeration whose members are their own names, and which has every member that is requested."""
 
@@ -43,6 +50,7 @@ class FakeDriver:
     pinned: list[Any] = field(default_factory=list)
 
     CUresult = Result
+    CUevent_flags = EventFlags
     CUdevice_attribute = CUfunction_attribute = Names()
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
 
@@ -94,8 +102,12 @@ class FakeDriver:
     def cuMemcpyHtoDAsync(self, *arguments: Any) -> Any:
         return (self.copies,)
 
+    def cuEventCreate(self, flags: int) -> Any:
+        return OK, "event"
+
     def _nothing(self, *arguments: Any) -> Any:
         return (OK,)
 
     cuDevicePrimaryCtxRelease = cuCtxPushCurrent = cuCtxPopCurrent = cuCtxSetCurrent = _nothing
+    cuEventRecord = cuEventSynchronize = cuEventDestroy = _nothing
     cuStreamSynchronize = cuStreamDestroy = cuMemsetD8Async = cuMemFree = cuModuleUnload = cuMemFreeHost = _nothing

@@ -21,14 +21,15 @@ from engine.cpu.operations.delta_net import DeltaNetOperations
 from engine.cpu.operations.experts import ExpertOperations
 from engine.cpu.operations.latent import LatentOperations
 from engine.cpu.products.matmul import FEW
-from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, repack
+from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, pieces_of, repack
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import aligned
 from engine.cpu.runtime.split import WholePass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.errors import UsageError
-from engine.gguf.pages import give_back, read_soon
+from engine.gguf.pages import give_back
+from engine.gguf.reader import HostBuffers, Reader
 from engine.limits import DECODE_ROWS
 from engine.machine.cores import available_cores
 from engine.machine.memory import available_memory
@@ -130,6 +131,10 @@ class Backend(
         self._fill(self._progress)
         self._progress = None
 
+    def stop_loading(self) -> None:
+        self._loading, self._progress = False, None
+        self._empty.clear()
+
     def upload(self, array: np.ndarray) -> np.ndarray:
         """The array itself, which the operations can read."""
         return array
@@ -147,19 +152,23 @@ class Backend(
 
     def _fill(self, progress: Progress | None = None) -> None:
         """Copy the rows of all matrices that are still empty."""
-        total, done = sum(records.data.nbytes for _, records in self._empty), 0
-        for weight, records in self._empty:
-            if progress is not None:
-                progress("load", done, total)
-            read_soon(weight.data)
-            count, groups, _ = records.data.shape
-            self.compute(repack, *arguments_of(weight, records), items=count * groups)
+        filled, self._empty = self._empty, []
+        reader = Reader(self.n_threads, HostBuffers())
+        if progress is not None:
+            progress("load", 0, sum(weight.rows * weight.data.shape[1] for weight, _ in filled))
+        for pair in filled:
+            entry_of(repack, arguments_of(*pair)).compile()
+        try:
+            for pair in filled:
+                reader.add(pieces_of(*pair))
+            reader.finish(None if progress is None else partial(progress, "load"))
+        finally:
+            reader.stop()
+        if progress is not None:
+            progress("load", reader.done, reader.added)
+        for weight, _ in filled:
             give_back(weight.data)
             self._copied.append(weight.data)
-            done += records.data.nbytes
-        if progress is not None:
-            progress("load", total, total)
-        self._empty.clear()
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """A zeroed array at a multiple of 64 bytes.  So are then the chunks of keys and values, whose vectors of 64 bytes do

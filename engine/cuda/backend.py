@@ -48,9 +48,8 @@ from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
-from engine.gguf.pages import give_back, touch
+from engine.gguf.pages import give_back
 from engine.limits import DECODE_ROWS
-from engine.machine.memory import available_memory
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
 from engine.ops.device import DeviceMemory, DeviceOperations
@@ -174,19 +173,10 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         return self._memory.weight(weight, host)
 
     def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
-        """Bring the tensors of a file into memory, unless it is too small: copies from pages that are not in memory are slow.
-        Calls ``progress("load", done, total)``."""
-        total, done = sum(tensor.nbytes for tensor in tensors), 0
+        """Let ``weight`` return before its matrix is on the device, until ``loaded``; both call ``progress("load", done,
+        total)``."""
         self._mapped += tensors
-        if available_memory() < total:
-            return
-        for tensor in tensors:
-            if progress:
-                progress("load", done, total)
-            touch(tensor)
-            done += tensor.nbytes
-        if progress:
-            progress("load", total, total)
+        self._memory.begin(sum(tensor.nbytes for tensor in tensors), progress)
 
     def load_jobs(self) -> list[Job]:
         """None: the kernels that weights need are compiled when they are first used."""
@@ -196,6 +186,10 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self._memory.loaded()
         for tensor in self._mapped:
             give_back(tensor)
+        self._mapped.clear()
+
+    def stop_loading(self) -> None:
+        self._memory.stop()
         self._mapped.clear()
 
     def buffer_bytes(self) -> int:

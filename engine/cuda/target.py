@@ -77,7 +77,7 @@ class Target:
     def _release(self, address: int, n_bytes: int) -> None:
         self.allocated -= n_bytes
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+    def pinned(self, shape: tuple[int, ...], dtype: Any, zeroed: bool = True) -> tuple[np.ndarray, int]:
         """An array of zeros, and an unused address."""
         array = np.zeros(shape, dtype)
         return array, self.allocate(array.nbytes, "").address
@@ -86,6 +86,23 @@ class Target:
         """Nothing."""
 
     def write(self, address: int, array: np.ndarray) -> None:
+        """Nothing."""
+
+    def beside(self) -> "Target":
+        """Itself: it has no queue."""
+        return self
+
+    def copy(self, address: int, array: np.ndarray) -> None:
+        """Nothing."""
+
+    def mark(self) -> "Target":
+        """Itself."""
+        return self
+
+    def set(self) -> None:
+        """Nothing."""
+
+    def wait(self, what: str) -> None:
         """Nothing."""
 
     def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -6,7 +6,6 @@ gigabytes reads its header only.
 """
 
 import math
-import mmap
 import os
 import re
 import stat
@@ -21,6 +20,7 @@ from gguf import GGMLQuantizationType as T
 from engine.checks import shown
 from engine.errors import GGUFError
 from engine.gguf.header import DAMAGED, Header, MetadataValue, read_header
+from engine.gguf.pages import MappedFile
 
 __all__ = ["GGUF", "MetadataValue", "GGUFTensor", "read_gguf"]
 
@@ -194,7 +194,7 @@ def read_gguf(path: str | os.PathLike[str], *, check_tensors: bool = False) -> G
     return GGUF(first, header.version, header.alignment, header.metadata, header.kinds, header.offsets, tensors)
 
 
-def _open(path: Path) -> tuple[Header, mmap.mmap]:
+def _open(path: Path) -> tuple[Header, MappedFile]:
     """Maps the file at ``path`` and reads its header."""
     try:
         # before open(), which would wait for a writer on a named pipe
@@ -207,7 +207,7 @@ def _open(path: Path) -> tuple[Header, mmap.mmap]:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise GGUFError(path, "file", None, "it is empty: download it again")
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            mapping = MappedFile(path, file.fileno(), size)
     except FileNotFoundError:
         raise GGUFError(path, "file", None, "it does not exist: check the path") from None
     except PermissionError:
@@ -250,7 +250,7 @@ def _part_paths(path: Path, header: Header, count: int) -> list[Path]:
     return [path.with_name(name) for name in names]
 
 
-def _check_parts(parts: list[tuple[Path, Header, mmap.mmap]], count: int) -> None:
+def _check_parts(parts: list[tuple[Path, Header, MappedFile]], count: int) -> None:
     """The parts agree: their numbers, and every key of a later part with the first part's."""
     first_path, first, _ = parts[0]
     total = _split_value(first_path, first, "split.tensors.count", "i32", None)

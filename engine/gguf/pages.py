@@ -1,47 +1,60 @@
-"""The pages of a mapped file: bringing them into memory ahead of their use, and giving them back."""
+"""A mapped file: where arrays lie in it, and giving its pages back."""
 
 import mmap
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
-POPULATE_READ = 22
-"""MADV_POPULATE_READ of Linux 5.14 and later, which Python does not define."""
 
-AHEAD = 256 << 20
-"""Bytes of a file that the system is asked to read while those before are in use."""
+class MappedFile(mmap.mmap):
+    """A file mapped for reading, which can also be read through its descriptor.
+
+    ``path``: as it was opened; ``descriptor``: open as long as the mapping; ``address``: of the first mapped byte.
+    """
+
+    path: Path
+    descriptor: int
+    address: int
+
+    def __new__(cls, path: Path, descriptor: int, size: int) -> "MappedFile":
+        """Map ``size`` bytes of the file that is open as ``descriptor``, which the caller may close."""
+        self = super().__new__(cls, descriptor, size, access=mmap.ACCESS_READ)
+        self.path = path
+        self.descriptor = os.dup(descriptor)
+        self.address = np.frombuffer(self, np.uint8).ctypes.data
+        return self
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
-def touch(data: np.ndarray) -> None:
-    """Bring the pages of a mapped array into memory, by one system call if there is one, which takes half the time."""
-    if sys.platform != "linux" or not _advise(data, POPULATE_READ):
-        int(data.reshape(-1)[:: mmap.PAGESIZE].max(initial=0))
-
-
-def read_soon(data: np.ndarray) -> None:
-    """Ask the system to read the pages of a mapped array and the following part of the file, without waiting for them."""
-    if sys.platform != "win32":
-        _advise(data, mmap.MADV_WILLNEED, AHEAD)
+def file_of(array: np.ndarray) -> tuple[MappedFile, int] | None:
+    """The file that an array is a view of, and the place of its first byte; None for other arrays."""
+    owner = _mapping(array)
+    if not isinstance(owner, MappedFile):
+        return None
+    return owner, array.ctypes.data - owner.address
 
 
 def give_back(data: np.ndarray) -> None:
     """Let the system use the memory of a mapped array's pages, which are read again if they are needed again."""
-    if sys.platform != "win32":
-        _advise(data, mmap.MADV_DONTNEED)
-
-
-def _advise(data: np.ndarray, advice: int, beyond: int = 0) -> bool:
-    """Advise the system on the pages of an array and ``beyond`` further bytes of its file; returns whether it was
-    accepted."""
-    owner: object = data
-    while isinstance(owner, (np.ndarray, memoryview)):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if not isinstance(owner, mmap.mmap) or not data.nbytes:
-        return False
+    owner = _mapping(data)
+    if owner is None or sys.platform == "win32" or not data.nbytes:
+        return
     start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     try:
-        owner.madvise(advice, first, min(start - first + data.nbytes + beyond, len(owner) - first))
+        owner.madvise(mmap.MADV_DONTNEED, first, min(start - first + data.nbytes, len(owner) - first))
     except OSError:
-        return False  # an older system
-    return True
+        pass  # memory that is locked
+
+
+def _mapping(array: np.ndarray) -> mmap.mmap | None:
+    """The mapping that an array is a view of."""
+    owner: object = array
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return owner if isinstance(owner, mmap.mmap) else None

@@ -75,3 +75,9 @@ class MemoryOperations(Protocol[A, M_co]):
 
         Must be called after the last call of :meth:`weight`.
         """
+
+    def stop_loading(self) -> None:
+        """End a loading that cannot be completed.
+
+        Must be called if an error occurs between :meth:`loading` and :meth:`loaded`.
+        """

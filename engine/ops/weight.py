@@ -42,6 +42,19 @@ class Weight:
         i = np.arange(first, min(last, self.rows))
         return self.data[i // self.count * self.pitch + self.first + i % self.count]
 
+    def stretches(self, first: int, last: int) -> list[np.ndarray]:
+        """Rows [first, last) as few contiguous arrays, uint8 [n, row bytes] each, without copying them."""
+        if not self.pitch:
+            return [self.data[first:last]]
+        found, last = [], min(last, self.rows)
+        while first < last:
+            i, j = divmod(first, self.count)
+            end = min(last, (i + 1) * self.count)
+            at = i * self.pitch + self.first + j
+            found.append(self.data[at : at + end - first])
+            first = end
+        return found
+
     def runs(self, first: int, count: int, pitch: int) -> "Weight":
         """Stacked matrices, one for every ``pitch`` rows, each with the ``count`` rows from row ``first`` on."""
         return replace(self, first=first, count=count, pitch=pitch, stack=self.rows // pitch)

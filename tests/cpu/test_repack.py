@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cpu.products.repack import fields_of, make_records, repack
+from engine.cpu.products import repack as module
+from engine.cpu.products.repack import empty_records, fields_of, make_records, pieces_of, repack
 from engine.cpu.products.unpack import UNPACK
+from engine.gguf.pages import MappedFile
 from engine.gguf.quants import FORMATS, Format
+from engine.gguf.reader import HostBuffers, Reader
 from engine.ops.weight import Weight
 from tests.cpu.blocks import QUANTIZED, run
 from tests.tiers import examples
@@ -117,3 +120,43 @@ def test_ranges_of_groups(cuts: list[int]) -> None:
         assert np.array_equal(after[:first], before[:first])
         assert np.array_equal(after[last:], before[last:])
     assert np.array_equal(parts, whole)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 40)),
+    half=st.sampled_from([0, 1, 2]),
+    mapped=st.booleans(),
+    piece=st.integers(1, 3),
+    n_threads=st.integers(1, 3),
+)
+@examples(30, 6)
+def test_records_that_threads_fill(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: tuple[int, int],
+    half: int,
+    mapped: bool,
+    piece: int,
+    n_threads: int,
+) -> None:
+    """FilePiece by piece, from a file or from memory: those of the whole matrix."""
+    count, rows = sizes
+    data = rows_of(Q4_K, 2 * count * rows, 2)
+    source = data
+    if mapped:
+        path = tmp_path_factory.mktemp("rows") / "file"
+        path.write_bytes(data.tobytes())
+        with path.open("rb") as file:
+            source = np.frombuffer(MappedFile(path, file.fileno(), data.nbytes), np.uint8).reshape(data.shape)
+    weight = Weight("w", Q4_K, 512, source, stack=count)
+    if half < 2:
+        weight = weight.halves(2 * rows)[half]
+    records = empty_records(weight, count)
+    records.data[:] = 0xEE
+    reader = Reader(n_threads, HostBuffers())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE", piece * 8 * data.shape[1] + 5)
+        reader.add(pieces_of(weight, records))
+    reader.finish()
+    chosen = data.reshape(count, 2, rows, -1)[:, half : half + 1] if half < 2 else data
+    for found, matrix in zip(records.data, chosen.reshape(count, -1, data.shape[1]), strict=True):
+        assert np.array_equal(found, expected(Q4_K, matrix))

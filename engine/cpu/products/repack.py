@@ -10,8 +10,9 @@ Who owns what: an item is a group of eight rows.
 Bytes moved: each row once in, once out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from engine.cpu.runtime.entry import entry_of
 from engine.cpu.simd import I8, I16, I32, Code, Vec, data_of
 from engine.gguf.quants import Format
+from engine.gguf.reader import PIECE, FilePiece, HostBuffer
 from engine.ops.weight import Weight
 
 ROWS = 8
@@ -159,6 +162,28 @@ def arguments_of(weight: Weight, records: Records) -> tuple[Any, ...]:
     """The arguments of :func:`repack`, without the range, that copy the rows of ``weight`` to ``records``."""
     entry, pitch = weight.format, weight.pitch or records.rows
     return weight.data, fields_of(entry), entry.block_bytes, weight.first, pitch, records.rows, records.data
+
+
+def pieces_of(weight: Weight, records: Records) -> Iterator[FilePiece[HostBuffer]]:
+    """Parts of ``weight``, each of which is copied to its place in ``records`` when it is read."""
+    arguments = arguments_of(weight, records)
+    entry, fields = entry_of(repack, arguments), arguments[1]
+    count, groups, _ = records.data.shape
+    row_bytes = weight.data.shape[1]
+    step = max(1, PIECE // (ROWS * row_bytes))
+
+    def fill(matrix: int, first: int, last: int, buffer: HostBuffer, n_bytes: int) -> None:
+        source = buffer.data[:n_bytes].reshape(-1, row_bytes)
+        data = records.data[matrix : matrix + 1]
+        begin = -ROWS * first  # the buffer begins with this group
+        entry.call((source, fields, weight.format.block_bytes, begin, 0, records.rows, data), first, last)
+
+    for matrix in range(count):
+        start = matrix * records.rows
+        for first in range(0, groups, step):
+            last = min(groups, first + step)
+            rows = start + ROWS * first, start + min(ROWS * last, records.rows)
+            yield FilePiece(weight.stretches(*rows), partial(fill, matrix, first, last))
 
 
 def make_records(weight: Weight, count: int, run: Callable[..., Any]) -> Records:

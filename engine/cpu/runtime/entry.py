@@ -5,6 +5,7 @@ has the signature (address, first, last).  It reads the other arguments from a r
 record consists of int64 words: the address of the data and the shape for an array, the value for a number.
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,6 +24,8 @@ from engine.compile.numba_cache import KernelCache
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _RANGE = (types.int64,) * 3
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, *(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 3)
+"""Numba's calling convention: places for the result and for an error, and the arguments; returns a status, 0 for success."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,15 @@ class Entry:
             return size_of(self.kernel.py_func)
         # The functions of a family emit code, and more of it than their own size.
         return 4 * size_of(family.__wrapped__)
+
+    def call(self, arguments: Sequence[Any], first: int, last: int) -> None:
+        """Compute items [first, last) in this thread, without Python's lock, so that other threads go on.  Raises
+        MemoryError if it fails, which kernels do only if they get no memory."""
+        record = np.array(words(arguments), np.int64)
+        result, error = ctypes.c_void_p(), ctypes.c_void_p()
+        function = _FUNCTION(self.address())
+        if function(ctypes.byref(result), ctypes.byref(error), record.ctypes.data, first, last):
+            raise MemoryError(f"{self.name} got no memory")
 
     def address(self) -> int:
         """The address of its machine code, which is valid until the process ends."""

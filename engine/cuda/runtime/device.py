@@ -187,6 +187,29 @@ class _Owner:
             self._release(self._handle)
 
 
+class Mark:
+    """A point in the queue of a device: the last call of :meth:`set`."""
+
+    def __init__(self, device: "Device") -> None:
+        driver = device._driver
+        flags = driver.CUevent_flags
+        self._device = device
+        # Threads that wait leave their core to others.
+        flag = int(flags.CU_EVENT_BLOCKING_SYNC) | int(flags.CU_EVENT_DISABLE_TIMING)
+        self._event = device._check(driver.cuEventCreate(flag), "a mark")
+        self._owner = _Owner(driver.cuEventDestroy, self._event)
+
+    def set(self) -> None:
+        """Move it to the end of everything launched so far."""
+        self._device._check(self._device._driver.cuEventRecord(self._event, self._device._stream), "a mark")
+
+    def wait(self, what: str) -> None:
+        """Wait until everything before it has ended; for nothing before the first :meth:`set`.  Raises DeviceError, naming
+        the operation ``what``, if that has failed."""
+        self._device._use()
+        self._device._check(self._device._driver.cuEventSynchronize(self._event), what)
+
+
 _FUNCTIONS: dict[int, dict[Specialization, Handle]] = {}
 """The kernels loaded on each GPU, which all models on it share."""
 
@@ -379,6 +402,24 @@ class Device:
             self.synchronize("a copy to the device")
         self._first = True
 
+    def beside(self) -> "Device":
+        """The same GPU with another queue, whose work is independent of that of this one.  It may be used by one thread at a
+        time, which may be another one than that of this device."""
+        return Device(self.info.index, self._limit)
+
+    def copy(self, address: int, array: np.ndarray) -> None:
+        """Copy a contiguous array of pinned memory to the device, after everything launched so far.  It must not be changed
+        before the copy has ended."""
+        self._use()
+        result = self._driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream)
+        self._check(result, "a copy to the device")
+        self._first = True
+
+    def mark(self) -> Mark:
+        """A point in the queue, which is nowhere yet."""
+        self._use()
+        return Mark(self)
+
     def _staged(self, array: np.ndarray) -> int:
         """Copy a small array to pinned memory, which is not reused before the copy to the device has ended; returns its host
         address."""
@@ -401,15 +442,16 @@ class Device:
         self.synchronize()
         return out
 
-    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[np.ndarray, int]:
-        """Zeroed host memory that the device can write: (array, its address on the device).  The memory is freed together
-        with the array."""
+    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike, zeroed: bool = True) -> tuple[np.ndarray, int]:
+        """Host memory that the device can write: (array, its address on the device).  The memory is freed together with the
+        array.  zeroed: whether it is zeroed or uninitialized."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        pointer = self._host_memory(n_bytes, "messages from the GPU")
+        pointer = self._host_memory(n_bytes, "messages from the GPU" if zeroed else "the loading of weights")
         memory = (ctypes.c_byte * n_bytes).from_address(pointer)
         memory.owner = _Owner(self._driver.cuMemFreeHost, pointer)  # type: ignore[attr-defined]
         array: np.ndarray = np.frombuffer(memory, np.dtype(dtype)).reshape(shape)  # type: ignore[call-overload]
-        array[...] = 0
+        if zeroed:
+            array[...] = 0
         return array, self._mapped(pointer)
 
     # --- kernels -----------------------------------------------------------------------------------------------

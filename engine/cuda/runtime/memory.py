@@ -1,17 +1,24 @@
 """Persistent data in a GPU's memory: arrays, caches, and weights in their device layout."""
 
+from collections.abc import Iterator
+from functools import partial
+
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import DTypeLike
 
 from engine.cuda.products import repack
 from engine.cuda.runtime.device import Buffer, Device
+from engine.cuda.runtime.ring import PinnedBuffer, PinnedRing
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.gguf.quants import Format
+from engine.gguf.reader import PIECE, FilePiece, Reader
+from engine.machine.cores import available_cores
+from engine.ops.memory import Progress
 from engine.ops.weight import Weight
 
-STAGING = 64 << 20
-"""The maximum size of a copy of packed rows to the device, in bytes."""
+MOST_READERS = 8
+"""The most threads that read files: more are not faster, and take more pinned memory."""
 
 RESERVED = 512 << 20
 """Bytes of device memory reserved for intermediate results when the context size is chosen."""
@@ -23,7 +30,12 @@ class PersistentMemory:
     def __init__(self, device: Device) -> None:
         self.weight_bytes = 0
         self._device = device
-        self._staging: Buffer | None = None
+        #: What reads the weights, until all are read, and whether more may follow.
+        self._reader: Reader[PinnedBuffer] | None = None
+        self._ring: PinnedRing | None = None
+        self._reading = False
+        self._total = 0
+        self._progress: Progress | None = None
         self._orders: dict[GGMLQuantizationType, Buffer] = {}
 
     def free(self, weights: int) -> int:
@@ -52,40 +64,71 @@ class PersistentMemory:
         """A copy of a device array as a NumPy array."""
         return self._device.read(array.address, array.shape, array.dtype)
 
+    def begin(self, total: int, progress: Progress | None) -> None:
+        """Let ``weight`` return before its matrix is in device memory, until ``loaded``.  ``progress("load", done, total)``
+        is called meanwhile, with ``total`` bytes of all tensors."""
+        self._total, self._progress = total, progress
+        self._reading = True
+
     def weight(self, weight: Weight, host: bool) -> DeviceWeight:
         """A copy of a weight matrix, arranged in records; host: whether it is in host memory that the device can read."""
         entry, row_bytes, what = weight.format, weight.data.shape[1], f"the weights ({weight.name})"
         n_bytes = weight.rows * row_bytes
         if entry.quantized:
             n_bytes = repack.repacked_bytes(entry, weight.rows, weight.columns)
+            self._order(entry)
+            # By this thread: threads that read do not compile.
+            self._device.load(repack.repack(entry.block_bytes))
         device = self._device
         buffer = device.allocate_host(n_bytes, what) if host else device.allocate(n_bytes, what)
         self.weight_bytes += 0 if host else buffer.n_bytes
-        step = max(1, STAGING // (row_bytes * repack.TILE)) * repack.TILE
-        for row in range(0, weight.rows, step):
-            part = weight.part(row, row + step)
-            if entry.quantized:
-                self._repack(entry, part, buffer.address, weight.columns // entry.block, row)
-            else:
-                device.write(buffer.address + row * row_bytes, part)
+        if self._reader is None:
+            n_threads = min(MOST_READERS, available_cores())
+            self._ring = PinnedRing(device, n_threads)
+            self._reader = Reader(n_threads, self._ring)
+        self._reader.add(self._pieces(weight, buffer))
+        if not self._reading:
+            self.loaded()
+        elif self._progress is not None:
+            self._progress("load", self._reader.done, self._total)
         return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
 
-    def _repack(self, entry: Format, part: np.ndarray, records: int, blocks: int, row: int) -> None:
-        """Write rows of a matrix as records, starting at row ``row``, which is the first row of a tile."""
-        if self._staging is None or part.nbytes > self._staging.n_bytes:
-            self._staging = self._device.allocate(max(STAGING, part.nbytes), "the loading of weights")
+    def _pieces(self, weight: Weight, buffer: Buffer) -> Iterator[FilePiece[PinnedBuffer]]:
+        """The parts of a matrix, each of which goes to its place in ``buffer`` when it is read."""
+        entry, row_bytes, ring = weight.format, weight.data.shape[1], self._ring
+        assert ring is not None
+        step = max(1, PIECE // (row_bytes * repack.TILE)) * repack.TILE
+        for row in range(0, weight.rows, step):
+            if entry.quantized:
+                use = partial(ring.repack, entry, self._order(entry), weight.columns // entry.block, buffer, row)
+            else:
+                use = partial(ring.copy, buffer, row * row_bytes)
+            yield FilePiece(weight.stretches(row, row + step), use)
+
+    def _order(self, entry: Format) -> Buffer:
+        """The order of the bytes of a record, in device memory."""
         if entry.type not in self._orders:
             order = repack.record(entry.type)
             self._orders[entry.type] = self._device.allocate(order.nbytes, "the loading of weights")
             self._device.write(self._orders[entry.type].address, order)
-        self._device.write(self._staging.address, part)
-        addresses = (self._staging.address, self._orders[entry.type].address, records)
-        arguments = (*addresses, part.shape[0], blocks, row // repack.TILE)
-        grid = (blocks, -(-part.shape[0] // repack.TILE))
-        self._device.launch(repack.repack(entry.block_bytes), grid, 256, arguments)
+            self._device.synchronize("the loading of weights")  # another queue reads it
+        return self._orders[entry.type]
 
     def loaded(self) -> None:
-        """Release memory that is needed only for loading.  To be called after the last ``weight``."""
-        self._device.synchronize("the loading of weights")
-        self._staging = None
-        self._orders = {}
+        """Wait until all matrices are in device memory, and release memory that is needed only for loading.  To be called
+        after the last ``weight``."""
+        reader, progress = self._reader, self._progress
+        try:
+            if reader is not None:
+                reader.finish(None if progress is None else lambda done, _: progress("load", done, self._total))
+        finally:
+            self.stop()
+        if progress is not None:
+            progress("load", self._total, self._total)
+
+    def stop(self) -> None:
+        """End reading, and release memory that is needed only for loading."""
+        if self._reader is not None:
+            self._reader.stop()
+        self._reader = self._ring = self._progress = None
+        self._reading, self._orders = False, {}

@@ -35,6 +35,16 @@ class SimulatedGraph:
         self._device.in_graph = False
 
 
+class SimulatedMark:
+    """A point in the queue, which everything has already passed."""
+
+    def set(self) -> None:
+        pass
+
+    def wait(self, what: str) -> None:
+        pass
+
+
 class SimulatedDevice:
     """``damage``: called after each kernel with (device, specialization, arguments), to imitate a faulty kernel;
     ``in_graph``: whether that kernel was started by a captured graph."""
@@ -111,8 +121,17 @@ class SimulatedDevice:
             out.reshape(-1).view(np.uint8)[:] = self.at(address, out.nbytes)
         return out
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
-        array = np.zeros(shape, dtype)
+    def beside(self) -> "SimulatedDevice":
+        return self
+
+    def copy(self, address: int, array: np.ndarray) -> None:
+        self.write(address, array)
+
+    def mark(self) -> "SimulatedMark":
+        return SimulatedMark()
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any, zeroed: bool = True) -> tuple[np.ndarray, int]:
+        array = np.zeros(shape, dtype) if zeroed else np.full(shape, 0xFF, dtype)
         return array, self._map(array.reshape(-1).view(np.uint8))
 
     # --- kernels -----------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_a_file_is_not_in_memory_after_loading(ops: Any, tmp_path: Path) -> None
         return int((found >> np.uint64(63)).sum()) * mmap.PAGESIZE
 
     ops.loading([tensor], None)
-    assert resident() == tensor.nbytes
+    assert (tensor == data).all() and resident() == tensor.nbytes
     ops.loaded()
     assert resident() == 0 and (tensor == data).all()
 

@@ -53,7 +53,7 @@ def test_gate_and_up_of_one_tensor(gpu: backend.Backend, name: str, n_ff: int, m
     """Tables are copied piece by piece, whatever the boundaries of experts."""
     entry, columns = FORMATS_BY_NAME[name], 256
     both = weight(entry, 5 * 2 * n_ff, columns)
-    monkeypatch.setattr(memory, "STAGING", 3 * 16 * both.data.shape[1])
+    monkeypatch.setattr(memory, "PIECE", 3 * 16 * both.data.shape[1])
     rows = both.data.reshape(5, 2, n_ff, -1)
     for half, part in enumerate(both.halves(2 * n_ff)):
         alone = replace(both, data=np.ascontiguousarray(rows[:, half]).reshape(5 * n_ff, -1))
