@@ -314,11 +314,11 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     weights = weight_bytes(config, gguf, placement)
     weights[ops] += options.beside
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
-    tokenizer = Tokenizer.from_gguf(gguf)
     _begin_loading(config, gguf, placement, [] if layer is None else layer_tensors(layer), progress)
     model = build(config, gguf, placement, n_ctx, options.types, rewind, parallel, capacity, rows)
     if layer is not None:
         model.drafter = load_layer_that_drafts(model, layer)
+    tokenizer = Tokenizer.from_gguf(gguf)  # while threads read weights
     budget = options.snapshot_bytes
     if budget is None:
         # Neither the cache nor copies of weights have taken their memory yet.
