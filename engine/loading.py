@@ -290,14 +290,17 @@ class _Options:
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
+    devices = [ops]
     try:
-        return _build(file, ops, n_ctx, options, progress)
+        return _build(file, ops, n_ctx, options, progress, devices)
     except BaseException:
-        ops.stop_loading()
+        for device in devices:
+            device.stop_loading()
         raise
 
 
-def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
+def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None, devices: list[Ops]) -> LLM:
+    """Load the model of a file.  devices: is extended by the backends that load its parts."""
     started, gguf = time.perf_counter(), file.gguf
     config, layer = read_config(gguf), options.layer
     if layer is not None:
@@ -314,6 +317,7 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     weights = weight_bytes(config, gguf, placement)
     weights[ops] += options.beside
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
+    devices += [device for device in placement.devices if device is not ops]
     _begin_loading(config, gguf, placement, [] if layer is None else layer_tensors(layer), progress)
     model = build(config, gguf, placement, n_ctx, options.types, rewind, parallel, capacity, rows)
     if layer is not None:
