@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -29,8 +29,10 @@ from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
 from engine.errors import DeviceError
 from engine.models.mtp import MTP
+from engine.models.placement import Placement
 from engine.models.rotary import Rotary
 from engine.ops.observation import Observation
+from engine.ops.operations import Ops
 from engine.ops.weight import Weight
 from engine.verify import latents
 from engine.verify.layout import (
@@ -254,9 +256,10 @@ class Lockstep:
         self._layer: int | None = None
         self._model = copy.copy(cpu)
         for field, value in vars(cpu).items():
-            if field not in ("config", "gguf", "ops", "drafter"):
+            if field not in ("config", "gguf", "ops", "drafter", "placement", "devices", "_loaders"):
                 setattr(self._model, field, join(value, vars(gpu)[field], field))
         self._model.ops = self
+        self._model.placement = Placement.whole(cpu.config, cast(Ops, self))
         self._model.block = self._block
         if cpu.drafter is not None:
             self._model.drafter = join(cpu.drafter, gpu.drafter)
