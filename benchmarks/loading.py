@@ -1,6 +1,7 @@
 """The time to load a model and the time to its first token, in new processes, with the code of one or several checkouts.
 
     python benchmarks/loading.py MODEL [--code FOLDER ...] [--device cuda] [--runs 5] [--cold]
+    python benchmarks/loading.py MODEL --digest
 
 For each folder and run, in turns: ``load`` is ``LLM.load_seconds`` of ``engine.load``, from opening the file to the last
 weight in memory, and ``first token`` is the wall time of ``bitmirror run -c 4096 -p Once -n 1``.  A run of each that is not
@@ -9,6 +10,7 @@ it before each run.
 """
 
 import argparse
+import hashlib
 import os
 import statistics
 import subprocess
@@ -16,6 +18,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from engine.gguf.digest import LEAF, model_digest
+from engine.gguf.file import read_gguf
+from engine.machine.cores import available_cores
 
 CONTEXT = 4096
 LOAD = r"""
@@ -34,6 +40,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--code", type=Path, nargs="+", default=[Path(__file__).parent.parent], help="checkouts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--digest", action="store_true", help="measure model_digest of this checkout instead")
     parser.add_argument("--cold", action="store_true", help="drop the file from the page cache before each run (Linux)")
     return parser.parse_args(given)
 
@@ -91,6 +98,27 @@ def measure(args: argparse.Namespace) -> dict[tuple[Path, str], list[float]]:
     return found
 
 
+def measure_digest(path: Path, gigabytes: float, runs: int) -> None:
+    """Print the speed of the digest of a file by its number of threads, and that of two hashes of a leaf in memory."""
+    gguf, leaf = read_gguf(path), os.urandom(LEAF)
+    for name in ("sha256", "blake2b"):
+        started = time.perf_counter()
+        for _ in range(64):
+            hashlib.new(name, leaf).digest()
+        print(f"{name} of a leaf in memory: {64 * LEAF / (time.perf_counter() - started) / 1e9:.2f} GB/s")
+    threads = sorted({2**k for k in range(5) if 2**k <= available_cores()} | {available_cores()})
+    print("| threads | s: least | median | most | GB/s (median) |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for n_threads in threads:
+        times = []
+        for _ in range(runs):
+            started = time.perf_counter()
+            model_digest(gguf, n_threads)
+            times.append(time.perf_counter() - started)
+        median = statistics.median(times)
+        print(f"| {n_threads} | {min(times):.2f} | {median:.2f} | {max(times):.2f} | {gigabytes / median:.2f} |")
+
+
 def main(given: list[str] | None = None) -> None:
     args = arguments(given)
     gigabytes = args.model.stat().st_size / 1e9
@@ -98,6 +126,9 @@ def main(given: list[str] | None = None) -> None:
         drop(args.model)
     seconds = warm(args.model), warm(args.model)
     print(f"{args.model.name}, {gigabytes:.2f} GB; read by one thread in {seconds[0]:.2f} s, then {seconds[1]:.2f} s")
+    if args.digest:
+        measure_digest(args.model, gigabytes, args.runs)
+        return
     print("| code | measured | s: least | median | most | GB/s (median) |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for (code, name), times in measure(args).items():

@@ -61,7 +61,8 @@ class GGUF:
 
     Scalars in ``metadata`` are int, float, bool or str; arrays of numbers are read-only NumPy arrays, arrays of
     strings lists. ``kinds`` gives each key's declared type (``"u32"``, ``"str[]"``, …). For a split file ``path`` and
-    ``metadata`` are the first part's, ``tensors`` those of all parts and ``n_bytes`` the bytes of all tensors.
+    ``metadata`` are the first part's, ``tensors`` those of all parts, ``files`` the mapped parts in order, and
+    ``n_bytes`` the bytes of all tensors.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class GGUF:
     kinds: dict[str, str]
     offsets: dict[str, int] = field(repr=False)
     tensors: dict[str, GGUFTensor] = field(repr=False)
+    files: tuple[MappedFile, ...] = field(default=(), repr=False)
 
     @property
     def n_bytes(self) -> int:
@@ -191,7 +193,8 @@ def read_gguf(path: str | os.PathLike[str], *, check_tensors: bool = False) -> G
         if mapping.size() != len(mapping):
             raise GGUFError(part, "file", None, "its size changed while it was read: wait until it is complete")
     first, header, _ = parts[0]
-    return GGUF(first, header.version, header.alignment, header.metadata, header.kinds, header.offsets, tensors)
+    files = tuple(mapping for _, _, mapping in parts)
+    return GGUF(first, header.version, header.alignment, header.metadata, header.kinds, header.offsets, tensors, files)
 
 
 def _open(path: Path) -> tuple[Header, MappedFile]:

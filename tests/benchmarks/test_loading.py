@@ -22,3 +22,10 @@ def test_a_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         [str(folder), name] for folder in (REPOSITORY, other) for name in ("load", "first token")
     ]
     assert all(0 < float(row[2]) <= float(row[3]) <= float(row[4]) < 600 for row in rows)
+
+
+def test_the_digest(capsys: pytest.CaptureFixture[str]) -> None:
+    loading.main([str(resolve("pycoder-draft")), "--digest", "--runs", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["sha256", "blake2b"]
+    assert lines[5].startswith("| 1 |")
