@@ -1,6 +1,7 @@
 """The devices a model can run on: the CPU, or one of the GPUs."""
 
 import re
+import sys
 from typing import TYPE_CHECKING, cast
 
 from engine.checks import described
@@ -128,9 +129,11 @@ def _cpu(n_threads: int, max_rows: int) -> "Ops":
 
 def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0, gpu_memory: int = 0) -> "Ops":
     try:
-        from engine.cuda.runtime.device import Device, require_gpu
+        from engine.cuda.runtime.device import Device, begin_context, require_gpu
 
         require_gpu()  # before the kernels are imported: without a GPU there is no need to wait for Numba's CUDA part
+        if "engine.cuda.backend" not in sys.modules:
+            begin_context(index)  # while they are imported
         from engine.cuda.backend import Backend
     except ImportError:
         raise DeviceError(

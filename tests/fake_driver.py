@@ -16,6 +16,7 @@ class Result(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_DEVICE = 101
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_SYSTEM_NOT_READY = 802
 
@@ -61,7 +62,7 @@ class FakeDriver:
         return OK, len(self.gpus)
 
     def cuDeviceGet(self, index: int) -> Any:
-        return OK, index
+        return OK if 0 <= index < len(self.gpus) else Result.CUDA_ERROR_INVALID_DEVICE, index
 
     def cuDeviceGetAttribute(self, attribute: str, index: int) -> Any:
         major, minor = self.gpus[index][1]

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,50 @@ class CountingDriver(FakeDriver):
     def cuMemFree(self, address: int) -> Any:
         del self.allocated[int(address)]
         return (Result.CUDA_SUCCESS,)
+
+
+@dataclass
+class ContextDriver(FakeDriver):
+    """Also counts contexts: the uses of that of each GPU, and how many were created."""
+
+    uses: dict[int, int] = field(default_factory=dict)
+    created: int = 0
+
+    def cuDevicePrimaryCtxRetain(self, index: int) -> Any:
+        self.created += self.uses.get(index, 0) == 0
+        self.uses[index] = self.uses.get(index, 0) + 1
+        return super().cuDevicePrimaryCtxRetain(index)
+
+    def cuDevicePrimaryCtxRelease(self, index: int) -> Any:
+        self.uses[index] -= 1
+        return (Result.CUDA_SUCCESS,)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_the_context_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes tenths of a second.  A GPU that is not supported keeps none."""
+    from engine.cuda.runtime.device import Device, begin_context
+
+    def begin(index: int) -> None:
+        before = set(threading.enumerate())
+        begin_context(index)
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+
+    use(driver := ContextDriver(gpus=[("Abacus X1", (9, 0)), ("Abacus I", (7, 0))]), monkeypatch)
+    device = Device(0)
+    assert (driver.created, driver.uses) == (1, {0: 1})
+    device.beside()
+    begin(0)
+    assert (driver.created, driver.uses) == (1, {0: 3})
+    for index in (1, 2):
+        begin(index)
+        with pytest.raises(DeviceError, match=r"needs 7\.5|there is no cuda:2"):
+            Device(index)
+    assert driver.uses == {0: 3, 1: 0}
+    use(driver := ContextDriver(), monkeypatch)
+    begin(0)
+    assert driver.uses == {0: 1}
 
 
 @pytest.mark.usefixtures("gpus")

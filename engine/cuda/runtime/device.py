@@ -10,6 +10,7 @@ import ctypes
 import functools
 import gc
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -214,6 +215,24 @@ _FUNCTIONS: dict[int, dict[Specialization, Handle]] = {}
 """The kernels loaded on each GPU, which all models on it share."""
 
 
+def begin_context(index: int) -> None:
+    """Begin to create the context of a GPU in another thread.  A ``Device`` that is made meanwhile waits for it, and reports
+    errors.  Nothing happens if there is no such GPU or if it is not supported."""
+    driver = _driver()
+
+    def create() -> None:
+        with contextlib.suppress(DeviceError):
+            handle, names = _value(driver.cuDeviceGet(index)), driver.CUdevice_attribute
+            parts = (
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+            if tuple(int(_value(driver.cuDeviceGetAttribute(part, handle))) for part in parts) >= OLDEST:
+                _value(driver.cuDevicePrimaryCtxRetain(handle))
+
+    threading.Thread(target=create, name="context", daemon=True).start()
+
+
 class Device:
     """A GPU with its own stream.  Several objects for one GPU are independent.
 
@@ -233,16 +252,18 @@ class Device:
             raise DeviceError(
                 f"there is no cuda:{index} on this machine; use {names} (bitmirror run --list-devices lists them), or cpu."
             )
+        self._handle = _value(self._driver.cuDeviceGet(index))
+        # The primary context is shared by the process and never released.  It takes tenths of a second to create, so it is
+        # there before the description, which would create one and destroy it again.
+        self._context = _value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
         self.info = _describe(self._driver, index)
         self.compute_capability = self.info.compute_capability
         if self.compute_capability < OLDEST:
+            self._driver.cuDevicePrimaryCtxRelease(self._handle)
             raise DeviceError(
                 f"{self.info.name} has compute capability {_dotted(self.compute_capability)} and this engine needs "
                 f'{_dotted(OLDEST)} or more (Turing, 2018); use device="cpu".'
             )
-        self._handle = _value(self._driver.cuDeviceGet(index))
-        # The primary context is shared by the process and never released.
-        self._context = _value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
         self._use()
         stream = _value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
         self._stream = stream
