@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import engine
 from engine.errors import GGUFError
 from engine.gguf import reader
 from engine.gguf.pages import MappedFile, file_of
 from engine.gguf.reader import FilePiece, HostBuffer, HostBuffers, Reader, read_runs
+from engine.hub.resolve import resolve
 
 RNG = np.random.default_rng(0)
 
@@ -33,12 +35,15 @@ def mapped(path: Path, n_bytes: int) -> tuple[np.ndarray, bytes]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    before = threading.active_count()
     yield
     deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while readers() and time.monotonic() < deadline:
         time.sleep(0.001)  # one that Ctrl-C has interrupted while it started
-    assert threading.active_count() == before
+    assert not readers()
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "reader"]
 
 
 def test_where_arrays_lie(tmp_path: Path) -> None:
@@ -234,3 +239,26 @@ def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Exception, match="the system allows no thread that reads the model; close other programs"):
         reading.add(pieces(array, 1000, lambda buffer, n: None))
     reading.stop()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_model_whose_loading_fails(error: type[BaseException] | None, tmp_path: Path) -> None:
+    """The file is cut off when its weights are about to be read, or Ctrl-C is pressed.  It can be loaded afterwards."""
+    path = tmp_path / "model.gguf"
+    contents = resolve("pycoder-draft").read_bytes()
+    path.write_bytes(contents)
+
+    def fail(stage: str, done: int, total: int) -> None:
+        if stage == "load":
+            if error is not None:
+                raise error
+            os.truncate(path, len(contents) // 2)
+
+    with pytest.raises(error or GGUFError, match=None if error else r"model\.gguf: file at byte \d+: it ends here"):
+        engine.load(path, device="cpu", n_ctx=64, n_threads=2, progress=fail)
+    path.write_bytes(contents)
+    texts = set()
+    for model in (path, "pycoder-draft"):
+        with engine.load(model, device="cpu", n_ctx=64, n_threads=2) as llm:
+            texts.add(llm.complete("def", max_tokens=3, temperature=0).text)
+    assert len(texts) == 1
