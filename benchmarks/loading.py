@@ -1,7 +1,7 @@
 """The time to load a model and the time to its first token, in new processes, with the code of one or several checkouts.
 
-    python benchmarks/loading.py MODEL [--code FOLDER ...] [--device cuda] [--runs 5] [--cold]
-    python benchmarks/loading.py MODEL --digest
+    python -m benchmarks.loading MODEL [--code FOLDER ...] [--device cuda] [--runs 5] [--cold]
+    python -m benchmarks.loading MODEL --digest
 
 For each folder and run, in turns: ``load`` is ``LLM.load_seconds`` of ``engine.load``, from opening the file to the last
 weight in memory, and ``first token`` is the wall time of ``bitmirror run -c 4096 -p Once -n 1``.  A run of each that is not
@@ -35,7 +35,7 @@ STEP = 16 << 20
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python benchmarks/loading.py", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.loading", description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, help="a GGUF file, such as bitmirror synthetic writes")
     parser.add_argument("--code", type=Path, nargs="+", default=[Path(__file__).parent.parent], help="checkouts")
     parser.add_argument("--device", default="auto")
