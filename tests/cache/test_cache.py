@@ -10,6 +10,7 @@ import engine
 from engine.cache.kv import AttentionCacheSpec, KVCache
 from engine.cache.pages import NoPages, PagedMemory, PagePool, Paging
 from engine.cache.sequence import Sequence, first_key, keys_of
+from engine.cache.spec import Ring
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError, UsageError
 from engine.synthetic.model import make_model
@@ -161,6 +162,64 @@ def test_sequences_share_pages_of_their_salt() -> None:
     second.belong("a")
     assert second.find([0] * 160) == (128, keys)
     check_pages(memory, [first, second, third])
+
+
+def chunks_before(paging: Paging, length: int) -> range:
+    """The chunks with a position that a row after ``length`` tokens reads."""
+    first = max(0, length - paging.window + 1) if paging.window else 0
+    return range(first // paging.span, length // paging.span)
+
+
+TEXTS = np.random.default_rng(0).integers(0, 1000, (2, 640)).astype(np.int32)
+"""Two texts that begin alike."""
+TEXTS[1, :192] = TEXTS[0, :192]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 640)), max_size=10),
+    st.sampled_from([1, 64, 65, 66, 200]),
+    st.sampled_from([64, 128]),
+)
+@examples(60, 30)
+def test_a_sequence_begins_with_the_most_that_is_held(
+    steps: list[tuple[int, int, int]], window: int, span: int
+) -> None:
+    """It shares the pages that a pass after these tokens reads, and no others."""
+    ring = Ring(3, 80)
+    memory = KVCache([AttentionCacheSpec(1, 2, 2, window)], 640, 64, F32, np.zeros, others=[ring], n_sequences=3)
+    memory.pool(Paging(span))
+    sequences, states = [Sequence(memory, slot) for slot in range(3)], set[bytes]()
+    for slot, which, n in steps:
+        sequence, text, keys = sequences[slot], TEXTS[which, :n], keys_of(TEXTS[which, :n], first_key(""))
+        wanted = {
+            length: {
+                pool: {chunk: keys[paging.span * (chunk + 1) // 64 - 1] for chunk in chunks_before(paging, length)}
+                for paging, pool in memory.pools.items()
+            }
+            for length in range(0, n + 1, span)
+        }
+        for known in (states, None):
+            most = max(
+                length
+                for length, pools in wanted.items()
+                if (length == 0 or known is None or keys[length // 64 - 1] in known)
+                and all(pool.find(key) is not None for pool, own in pools.items() for key in own.values())
+            )
+            assert sequence.find(text, known) == (most, keys[: most // 64])
+            sequence.adopt(text[:most].tolist(), keys[: most // 64])
+            assert sequence.tokens == text[:most].tolist() and list(sequence.keys) == keys[: most // 64]
+            for paging, pool in memory.pools.items():
+                found = {chunk: pool.find(key) for chunk, key in wanted[most][pool].items()}
+                assert sequence.pages(paging) == found
+                pool.check(page for other in sequences for page in other.pages(paging).values())
+            # The rings hold what a snapshot contains, and nothing before it.
+            assert sequence.intact and (most == 0 or not sequence.can_truncate(most - 1))
+        states.update(keys[(n + which) % 3 :: 3])
+        while sequence.length < n:
+            at, count = sequence.length, min(64, n - sequence.length)
+            sequence.claim(at, count)
+            sequence.commit(text[at : at + count].tolist())
+        sequence.settle()
 
 
 @given(st.text(), st.text(), st.lists(st.integers(0, 255), min_size=64, max_size=128))

@@ -161,6 +161,25 @@ def test_a_late_thread_claims_nothing() -> None:
     assert (seen == 4).all()
 
 
+def test_a_thread_that_waits_returns_in_time() -> None:
+    """So that an interrupt is seen while another thread computes a long tile."""
+    own = Team()
+    seen = np.zeros(2, np.int64)
+    made = program((count, seen, 2), (count, seen, 2))
+    number = 1 << 32 | 1 << walk.OPERATION_BITS | 2
+    shared = own._words, own._left, own._undone
+    walk.begin(*shared, number, made.table.ctypes.data, made.left, made.undone, own._woken[:1])
+    own._left[0] -= 1  # the tile of the other thread
+    ended: list[int] = []
+    waiting = threading.Thread(target=lambda: ended.append(walk.walk(*shared, number, 0, 100, own._timeout)))
+    waiting.start()
+    waiting.join(20)
+    returned = list(ended)
+    own._undone[0] -= 1
+    waiting.join()
+    assert returned == [0] and seen.tolist() == [0, 1]
+
+
 def test_a_pass_that_was_left_open_is_ended_before_the_next() -> None:
     """As after a second Ctrl-C, which interrupts the handling of the first."""
     own = Team()

@@ -233,6 +233,19 @@ def test_filters_at_ties() -> None:
     assert Sampler(SamplerParams(**OFF | {"min_p": 0.3}), 8).candidates(logits)[0].tolist() == [1, 2, 3, 4, 5, 7]
 
 
+@pytest.mark.parametrize("n", [4, 1024, 2048, 4096])
+def test_shares_that_a_prefix_reaches_exactly(n: int) -> None:
+    """Sums of equal weights are exact: top-p stops where its share is reached, typical sampling where it is exceeded."""
+    logits = np.zeros(n, np.float32)
+    for quarter in (1, 2, 3):
+        kept = {
+            name: Sampler(SamplerParams(**OFF | {name: quarter / 4}), n).candidates(logits)[0].tolist()
+            for name in ("top_p", "typical_p")
+        }
+        assert kept["top_p"] == list(range(n * quarter // 4))
+        assert kept["typical_p"] == list(range(n * quarter // 4 + 1))
+
+
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5])
 def test_min_p_keeps_what_is_at_its_bound(share: float) -> None:
     bound = np.float32(log(np.float32(share)))
@@ -528,6 +541,11 @@ def test_infinite_logits() -> None:
     logits[50] = -np.inf
     for params in (SamplerParams(seed=1, typical_p=0.9), SamplerParams(temperature=0), SamplerParams(**OFF, seed=1)):
         assert all(Sampler(params, 100).sample(logits, i) != 50 for i in range(50))
+    # Also where a bias could have banned what is left: the model's logits were infinite before it.
+    logits[:] = -np.inf
+    for params in (SamplerParams(), SamplerParams(temperature=0, logit_bias={3: -math.inf})):
+        with pytest.raises(ModelError, match="the model produced infinite"):
+            Sampler(params, 100).sample(logits, 0)
     banned = SamplerParams(logit_bias={0: -math.inf, 1: -math.inf})
     with pytest.raises(UsageError, match="bans every token"):
         Sampler(banned, 2).sample(np.zeros(2, np.float32), 0)

@@ -87,7 +87,9 @@ def test_how_far_tokens_can_be_taken_back() -> None:
     )
     sequence = Sequence(cache)
     assert cache.rewind == 16
-    for first in range(0, 48, 16):
+    store(sequence, 0, 16)
+    assert all(sequence.can_truncate(length) for length in range(17))
+    for first in (16, 32):
         store(sequence, first, 16)
     assert [length for length in range(49) if sequence.can_truncate(length)] == [0, *range(32, 49)]
     sequence.truncate(40)
