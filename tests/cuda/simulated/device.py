@@ -54,6 +54,8 @@ class SimulatedDevice:
     multiprocessors = 1
     #: That of the smallest GPUs, so that kernels have small blocks, which take less time here.
     shared_memory = 99 << 10
+    #: Shuffles the order of threads; None: they run in order.
+    seed: int | None = None
 
     def __init__(self, index: int = 0, memory: int = 1 << 30) -> None:
         sizes = memory, memory, self.multiprocessors, self.shared_memory
@@ -155,7 +157,7 @@ class SimulatedDevice:
             self.on_launch(specialization.name)
         pairs = zip(specialization.kernel.arguments, arguments, strict=True)
         given = [(self.at(a) if a else None) if isinstance(kind, types.CPointer) else a for kind, a in pairs]
-        run(specialization, grid, block, given)
+        run(specialization, grid, block, given, seed=self.seed)
         if self.damage:
             self.damage(self, specialization, arguments)
 

@@ -175,7 +175,7 @@ def test_sizes_that_the_kernel_cannot_take() -> None:
     ("name", "rows", "n_head", "n_rows", "columns"),
     few(
         [
-            ("Q8_0", 1, 3, 24, 64),
+            ("Q8_0", 1, 3, 24, 96),
             ("Q5_0", 9, 2, 32, 96),
             ("Q4_K", 2, 2, 16, 256),
             ("F16", 2, 3, 9, 40),

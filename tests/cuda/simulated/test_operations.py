@@ -46,7 +46,9 @@ floats = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if not e.
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> backend.Backend:
+    """Threads run in a shuffled order, which must not show."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    monkeypatch.setattr(SimulatedDevice, "seed", 1)
     return backend.Backend()
 
 
@@ -147,10 +149,10 @@ def test_a_bias(gpu: backend.Backend, name: str, rows: int) -> None:
 def test_matmul_in_every_way(
     gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
 ) -> None:
-    """A warp per unit, or chains of two units, the last of one, with two records in flight or one."""
+    """A warp per unit, or chains of two units, the last of one, with one record in flight, or of four with two."""
     monkeypatch.setattr(matmul, "SINGLE_WARPS", single)
     monkeypatch.setattr(dense, "DEEP_TILES", deep)
-    columns = 9 * 256
+    columns = 256 * (31 if deep and not single else 9)
     w, x, residual = weight(FORMATS_BY_NAME["Q4_K"], 5, columns), activations(rows, columns), activations(rows, 5)
     r, on_device, device_weight = gpu.upload(residual), gpu.upload(x), gpu.weight(w)
     plan: Any = gpu.record(lambda: gpu.matmul_add(r, on_device, device_weight))
@@ -170,8 +172,9 @@ def test_columns_that_are_not_a_multiple_of_128(gpu: backend.Backend, name: str,
     same(ours, cpu.matmul(cpu.rms_norm(x, norm, 1e-6), w)[0])
 
 
-def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> None:
-    weights = [weight(FORMATS_BY_NAME[name], rows, 512) for name, rows in (("Q4_K", 17), ("Q6_K", 3), ("Q4_K", 16))]
+@pytest.mark.parametrize("names", [("Q4_K", "Q6_K", "Q4_K"), ("Q5_K", "Q4_K", "Q6_K")])
+def test_matmul_of_two_tiles_of_rows_and_several_formats(gpu: backend.Backend, names: tuple[str, ...]) -> None:
+    weights = [weight(FORMATS_BY_NAME[name], rows, 512) for name, rows in zip(names, (17, 3, 16), strict=True)]
     x, norm = activations(9, 512), activations(1, 512)[0]
     theirs = cpu.matmul(cpu.rms_norm(x, norm, 1e-6), *weights)
     on_device, on_norm, device_weights = gpu.upload(x), gpu.upload(norm), [gpu.weight(w) for w in weights]
@@ -209,9 +212,11 @@ def test_sums_and_products_with_a_number(gpu: backend.Backend) -> None:
 @floats
 @pytest.mark.parametrize("k", [1, 3, NARROW_ROWS + 3])
 def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
-    w, x = weight(entry, 6, 44), activations(k, 44)
-    on_device, device_weight = gpu.upload(x), gpu.weight(w)
-    same(computed(gpu, lambda: gpu.matmul(on_device, device_weight))[0], cpu.matmul(x, w)[0])
+    weights, x = [weight(entry, rows, 44) for rows in (6, 3, 5)], activations(k, 44)
+    on_device, device_weights = gpu.upload(x), [gpu.weight(w) for w in weights]
+    ours = computed(gpu, lambda: gpu.matmul(on_device, *device_weights))
+    for one, other in zip(ours, cpu.matmul(x, *weights), strict=True):
+        same(one, other)
 
 
 COMMON = ("F16", "MXFP4", "Q1_0", "Q4_K", "Q6_K", "Q8_0")
