@@ -16,7 +16,7 @@ It does not change code that cannot, or need not, affect a result:
 - hints to the hardware: ``prefetch``, ``let_next_begin``, ``hold``;
 - the division of work, which by contract does not affect results: computations of the host before a kernel is made or
   launched (in ``engine/cuda`` only functions that run on the device are changed), and the constants of :data:`TUNING`;
-- the two factors of ``fma`` and other operands that commute;
+- the two factors of ``fma``, a difference in ``abs``, and other operands that commute;
 - host code of the GPU backend, the simulator and the checks of PTX, which are not kernels.
 """
 
@@ -221,6 +221,7 @@ TUNING = frozenset(
     ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
     + (
         "AHEAD_OF_LOOKUP",
+        "DRAFT_MAX",
         "IN_FLIGHT",
         "step",
         "shares",
@@ -237,7 +238,11 @@ TUNING = frozenset(
 
 SCRATCH = frozenset(("empty", "zeros", "empty_like", "zeros_like", "array", "full"))
 HINTS = frozenset(("prefetch", "let_next_begin", "hold", "set_num_threads", "print"))
-COMMUTE = frozenset(("min", "max", "fma", "isinstance", "join", "zip", "range", "getattr", "pick_bytes"))
+COMMUTE = frozenset(
+    ("min", "max", "fma", "isinstance", "join", "zip", "range", "getattr", "pick_bytes")
+    # of LLVM
+    + ("and_", "or_", "xor", "fadd", "fmul")
+)
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"),
@@ -300,6 +305,8 @@ class Places(ast.NodeVisitor):
             self._begins.append(self._begins[-1] + len(line))
         self.found: list[Mutant] = []
         self._functions = 0
+        # Differences of which only the magnitude counts.
+        self._magnitudes: set[ast.expr] = set()
         self.visit(ast.parse(text))
 
     # --- where ----------------------------------------------------------------------------------------------------
@@ -429,7 +436,10 @@ class Places(ast.NodeVisitor):
         self.visit(node.right)
         if type(node.op) in OPERATORS:
             self._between(node, node.left, node.right, "operator", *OPERATORS[type(node.op)])
-        if isinstance(node.op, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift)):
+        if (
+            isinstance(node.op, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift))
+            and node not in self._magnitudes
+        ):
             (a, b), (c, d) = self._span(node.left), self._span(node.right)
             if self.raw[b:c].count(b"(") == self.raw[b:c].count(b")"):
                 self._swap("order of operands", node, (a, b), (c, d))
@@ -474,6 +484,8 @@ class Places(ast.NodeVisitor):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in SCRATCH | HINTS or name.endswith("Error"):
             return
+        if name == "abs":
+            self._magnitudes.update(child for child in node.args if isinstance(getattr(child, "op", None), ast.Sub))
         for child in (*node.args, *(k.value for k in node.keywords)):
             self.visit(child)
         if isinstance(node.func, ast.Attribute):

@@ -179,7 +179,7 @@ class Sampler:
         if p.greedy:
             place = int(kernels.argmax(values, n))
             self._check(float(values[place]), logits)
-            return values[place : place + 1], ids[place : place + 1], 1
+            return values[place:], ids[place:], 1
         if p.top_k > 0:
             n = kernels.top_k(values, ids, n, min(p.top_k, n), *sort, *front)
             (values, ids), front, back = front, back, front
