@@ -69,7 +69,7 @@ def agree(
     splits: int = 0,
     tasks: int = 0,
     early: bool = False,
-    seed: int | None = None,
+    seed: int | None = 1,
     unseen: bool = False,
     gated: bool = False,
     sinks: np.ndarray = NO_SINKS,

@@ -79,7 +79,7 @@ def agree(
     splits: int = 0,
     tasks: int = 0,
     early: bool = True,
-    seed: int | None = None,
+    seed: int | None = 1,
     sinks: np.ndarray = NO_SINKS,
     group: int = GROUP,
     slots: list[int] | None = None,

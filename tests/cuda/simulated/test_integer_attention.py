@@ -100,7 +100,7 @@ def tiles_agree(
     part: int = 0,
     shared_by: int = 1,
     joined: int = 2,
-    seed: int | None = None,
+    seed: int | None = 1,
     sinks: np.ndarray = NO_SINKS,
 ) -> None:
     """The bits of the CPU, in tiles of 16 pairs per warp."""
@@ -176,7 +176,7 @@ def steps_agree(
     window: int = 0,
     splits: int = 0,
     early: bool = True,
-    seed: int | None = None,
+    seed: int | None = 1,
     sinks: np.ndarray = NO_SINKS,
     shared: int = 227 << 10,
     slots: list[int] | None = None,

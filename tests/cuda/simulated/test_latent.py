@@ -49,7 +49,7 @@ def agree(
     splits: int = 0,
     early: bool = True,
     group: int = GROUP,
-    seed: int | None = None,
+    seed: int | None = 1,
     tiled: tuple[int, int] | None = None,
     mixed: list[int] | None = None,
 ) -> None:

@@ -41,7 +41,7 @@ def agree(
     end: int = 0,
     pairs: int = 32,
     threads: int = 64,
-    seed: int | None = None,
+    seed: int | None = 1,
     sinks: np.ndarray = NO_SINKS,
     joined: int = GROUP,
     kept: bool = True,
