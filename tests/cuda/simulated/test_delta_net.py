@@ -124,10 +124,11 @@ def agree(
         [
             ([1, 5, 9, 2], 0),  # from position 0; two batches of four and one more; beyond the first segment
             ([1, 1, 1], 30),  # the last token of a segment, and the first of the next
+            ([8], 43),  # odd numbers of tokens in both segments, as many rows as the kernel takes
             ([9, -7, 5], 27),  # rolled back into the segment before, which ends again
             ([16, -16, 16, 16, -4, 7], 48),  # whole segments; rolled back within one
         ],
-        2,
+        3,
     ),
 )
 def test_passes(passes: list[int], start: int) -> None:
