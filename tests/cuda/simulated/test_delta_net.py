@@ -255,7 +255,7 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     few(
         [
             # More segments than the ring has, so that the first is overwritten; then a step.
-            ((1, 2, 32, 4), False, [29, 2], 1, 5),
+            ((1, 2, 32, 4), False, [29, 2], 1, 21),
             ((2, 4, 32, 2), True, [17], 20, 0),
             ((1, 1, 96, 1), False, [37, 2, 19], 1, 15),
             ((1, 1, 128, 4), False, [17], 1, 31),
