@@ -164,6 +164,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
 def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host memory for a table that the GPU reads there; it does not count as memory of the GPU."""
     from engine.cuda.runtime.device import Device
+    from engine.cuda.runtime.ring import PinnedRing
 
     use(driver := FakeDriver(), monkeypatch)
     device = Device()
@@ -173,6 +174,10 @@ def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     driver.room = 4 << 20
     with pytest.raises(DeviceError, match=r"^the weights need 2\.00 GB of host memory that .*; close other programs"):
         device.allocate_host(2 * 10**9, "the weights")
+    with pytest.raises(
+        DeviceError, match=r"^buffers for the weights need 0\.02 GB of host memory that .*; close other"
+    ):
+        PinnedRing(device, 1).take(20 << 20)
 
 
 @pytest.mark.usefixtures("gpus")

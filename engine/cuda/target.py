@@ -77,7 +77,7 @@ class Target:
     def _release(self, address: int, n_bytes: int) -> None:
         self.allocated -= n_bytes
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any, zeroed: bool = True) -> tuple[np.ndarray, int]:
+    def pinned(self, shape: tuple[int, ...], dtype: Any, what: str = "", zeroed: bool = True) -> tuple[np.ndarray, int]:
         """An array of zeros, and an unused address."""
         array = np.zeros(shape, dtype)
         return array, self.allocate(array.nbytes, "").address

@@ -463,11 +463,14 @@ class Device:
         self.synchronize()
         return out
 
-    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike, zeroed: bool = True) -> tuple[np.ndarray, int]:
+    def pinned(
+        self, shape: tuple[int, ...], dtype: DTypeLike, what: str = "messages from the GPU", zeroed: bool = True
+    ) -> tuple[np.ndarray, int]:
         """Host memory that the device can write: (array, its address on the device).  The memory is freed together with the
-        array.  zeroed: whether it is zeroed or uninitialized."""
+        array.  zeroed: whether it is zeroed or uninitialized.  Raises DeviceError with the name ``what`` if there is not
+        enough free memory."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        pointer = self._host_memory(n_bytes, "messages from the GPU" if zeroed else "the loading of weights")
+        pointer = self._host_memory(n_bytes, what)
         memory = (ctypes.c_byte * n_bytes).from_address(pointer)
         memory.owner = _Owner(self._driver.cuMemFreeHost, pointer)  # type: ignore[attr-defined]
         array: np.ndarray = np.frombuffer(memory, np.dtype(dtype)).reshape(shape)  # type: ignore[call-overload]

@@ -57,7 +57,7 @@ class PinnedRing:
             added = max(PIECE, n_bytes)
             with self._lock:
                 self.n_bytes += added - buffer.data.size
-            buffer.data = self._queue.pinned((added,), np.uint8, zeroed=False)[0]
+            buffer.data = self._queue.pinned((added,), np.uint8, "buffers for the weights", zeroed=False)[0]
         return buffer
 
     def give(self, buffer: PinnedBuffer) -> None:

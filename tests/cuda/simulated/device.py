@@ -132,7 +132,7 @@ class SimulatedDevice:
     def mark(self) -> "SimulatedMark":
         return SimulatedMark()
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any, zeroed: bool = True) -> tuple[np.ndarray, int]:
+    def pinned(self, shape: tuple[int, ...], dtype: Any, what: str = "", zeroed: bool = True) -> tuple[np.ndarray, int]:
         array = np.zeros(shape, dtype) if zeroed else np.full(shape, 0xFF, dtype)
         return array, self._map(array.reshape(-1).view(np.uint8))
 

@@ -77,8 +77,8 @@ class LateDevice(SimulatedDevice):
     def synchronize(self, what: str = "") -> None:
         self.run_up_to(self.n_queued)
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any, zeroed: bool = True) -> tuple[np.ndarray, int]:
-        found = super().pinned(shape, dtype, zeroed)
+    def pinned(self, shape: tuple[int, ...], dtype: Any, what: str = "", zeroed: bool = True) -> tuple[np.ndarray, int]:
+        found = super().pinned(shape, dtype, what, zeroed)
         if not zeroed:
             self.pinned_bytes.append(found[0].nbytes)
         return found
