@@ -160,3 +160,16 @@ def test_records_that_threads_fill(
     chosen = data.reshape(count, 2, rows, -1)[:, half : half + 1] if half < 2 else data
     for found, matrix in zip(records.data, chosen.reshape(count, -1, data.shape[1]), strict=True):
         assert np.array_equal(found, expected(Q4_K, matrix))
+
+
+@given(count=st.integers(1, 4), half=st.sampled_from([0, 1, 2]), first=st.integers(0, 50), n=st.integers(0, 50))
+def test_stretches_of_rows(count: int, half: int, first: int, n: int) -> None:
+    """The rows of a part, without copies, and as few arrays as there are runs of adjacent rows."""
+    data = rows_of(Q4_K, 10 * count, 1)
+    weight = Weight("w", Q4_K, 256, data, stack=count)
+    if half < 2:
+        weight = weight.halves(10)[half]
+    found = weight.stretches(first, first + n)
+    assert np.array_equal(np.concatenate([*found, data[:0]]), weight.part(first, first + n))
+    assert all(np.shares_memory(stretch, data) for stretch in found if stretch.size)
+    assert len(found) <= (1 if half == 2 else n // 5 + 2)

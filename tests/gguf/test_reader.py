@@ -98,6 +98,15 @@ def test_systems_without_a_call(without: str, tmp_path: Path, monkeypatch: pytes
     assert target.tobytes() == contents[1000:]
 
 
+def test_a_system_that_reads_less_than_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, contents = mapped(tmp_path / "file", 3000)
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, start: real(file, [parts[0][:700]], start))
+    target = np.empty(2500, np.uint8)
+    read_runs([array[500:]], target)
+    assert target.tobytes() == contents[500:]
+
+
 def pieces(array: np.ndarray, step: int, use: Callable[[HostBuffer, int], None]) -> list[FilePiece[HostBuffer]]:
     return [FilePiece([array[at : at + step]], use) for at in range(0, array.size, step)]
 
