@@ -156,8 +156,6 @@ class Backend(
         reader = Reader(self.n_threads, HostBuffers())
         if progress is not None:
             progress("load", 0, sum(weight.rows * weight.data.shape[1] for weight, _ in filled))
-        for pair in filled:
-            entry_of(repack, arguments_of(*pair)).compile()
         try:
             for pair in filled:
                 reader.add(pieces_of(*pair))

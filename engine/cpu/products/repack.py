@@ -165,9 +165,10 @@ def arguments_of(weight: Weight, records: Records) -> tuple[Any, ...]:
 
 
 def pieces_of(weight: Weight, records: Records) -> Iterator[FilePiece[HostBuffer]]:
-    """Parts of ``weight``, each of which is copied to its place in ``records`` when it is read."""
+    """Parts of ``weight``, each of which is copied to its place in ``records`` when it is read.  Compiles :func:`repack` if
+    it is not compiled yet."""
     arguments = arguments_of(weight, records)
-    entry, fields = entry_of(repack, arguments), arguments[1]
+    run, fields = entry_of(repack, arguments).function(), arguments[1]
     count, groups, _ = records.data.shape
     row_bytes = weight.data.shape[1]
     step = max(1, PIECE // (ROWS * row_bytes))
@@ -176,7 +177,7 @@ def pieces_of(weight: Weight, records: Records) -> Iterator[FilePiece[HostBuffer
         source = buffer.data[:n_bytes].reshape(-1, row_bytes)
         data = records.data[matrix : matrix + 1]
         begin = -ROWS * first  # the buffer begins with this group
-        entry.call((source, fields, weight.format.block_bytes, begin, 0, records.rows, data), first, last)
+        run((source, fields, weight.format.block_bytes, begin, 0, records.rows, data), first, last)
 
     for matrix in range(count):
         start = matrix * records.rows

@@ -6,7 +6,7 @@ record consists of int64 words: the address of the data and the shape for an arr
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -79,14 +79,19 @@ class Entry:
         # The functions of a family emit code, and more of it than their own size.
         return 4 * size_of(family.__wrapped__)
 
-    def call(self, arguments: Sequence[Any], first: int, last: int) -> None:
-        """Compute items [first, last) in this thread, without Python's lock, so that other threads go on.  Raises
-        MemoryError if it fails, which kernels do only if they get no memory."""
-        record = np.array(words(arguments), np.int64)
-        result, error = ctypes.c_void_p(), ctypes.c_void_p()
-        function = _FUNCTION(self.address())
-        if function(ctypes.byref(result), ctypes.byref(error), record.ctypes.data, first, last):
-            raise MemoryError(f"{self.name} got no memory")
+    def function(self) -> Callable[[Sequence[Any], int, int], None]:
+        """``function(arguments, first, last)`` computes items [first, last) in the thread that calls it, without Python's
+        lock, so that other threads go on.  It raises MemoryError if the kernel fails, as kernels do only if they get no
+        memory."""
+        compiled = _FUNCTION(self.address())
+
+        def call(arguments: Sequence[Any], first: int, last: int) -> None:
+            record = np.array(words(arguments), np.int64)
+            result, error = ctypes.c_void_p(), ctypes.c_void_p()
+            if compiled(ctypes.byref(result), ctypes.byref(error), record.ctypes.data, first, last):
+                raise MemoryError(f"{self.name} got no memory")
+
+        return call
 
     def address(self) -> int:
         """The address of its machine code, which is valid until the process ends."""
