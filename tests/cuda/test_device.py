@@ -27,6 +27,7 @@ from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError, ModelError
 from engine.gguf.file import read_gguf
+from engine.gguf.pages import MappedFile
 from engine.gguf.quants import FORMATS, Format
 from engine.hub import catalog
 from engine.hub.resolve import resolve
@@ -53,6 +54,7 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
 
 from engine.cuda.attention import integer_tile
 from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.products.repack import repack_rows
 from engine.cuda.runtime.device import Device
 from engine.verify.comparison import Comparison
 
@@ -121,6 +123,32 @@ def activations(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     x[0, : columns // 3] = 0
     x[-1, columns // 2 :] *= F(1e-35)
     return x
+
+
+# --- loading ---------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_a_file(tmp_path: Path) -> None:
+    """More bytes than all pinned buffers hold, read by all threads: every one is in its place, and nothing else is kept."""
+    shapes = [("Q4_K", 40_000, 4096), ("F16", 3001, 4096), ("Q6_K", 4099, 4096), ("Q8_0", 33, 32)]
+    sizes = [rows * BY_NAME[name].row_bytes(columns) for name, rows, columns in shapes]
+    (tmp_path / "weights").write_bytes(np.random.default_rng(0).bytes(sum(sizes)))
+    with (tmp_path / "weights").open("rb") as file:
+        data = np.frombuffer(MappedFile(tmp_path / "weights", file.fileno(), sum(sizes)), np.uint8)
+    ops: Any = open_device("cuda")
+    before, weights = ops.device.allocated, []
+    for (name, rows, columns), part in zip(shapes, np.split(data, np.cumsum(sizes)[:-1]), strict=True):
+        weights.append(Weight(name, BY_NAME[name], columns, part.reshape(rows, -1)))
+    reports: list[tuple[str, int, int]] = []
+    ops.loading([data], lambda *report: reports.append(report))
+    held = [ops.weight(weight) for weight in weights]
+    ops.loaded()
+    for found, weight in zip(held, weights, strict=True):
+        law = repack_rows(weight.format, weight.data) if weight.format.quantized else weight.data
+        assert np.array_equal(ops.device.read(found.address, law.shape, np.uint8), law), weight.name
+    assert reports[-1] == ("load", data.nbytes, data.nbytes)
+    gc.collect()
+    assert ops.device.allocated - before == sum(found.memory.n_bytes for found in held)
 
 
 # --- products --------------------------------------------------------------------------------------------------
