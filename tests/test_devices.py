@@ -154,7 +154,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
     assert main(words) == 2
     assert "are free; choose a smaller model" in sentence(capsys)
     # Another program takes the memory in between.
-    use(FakeDriver(room=4 << 20), monkeypatch)
+    use(FakeDriver(room=1 << 20), monkeypatch)
     assert main(words) == 2
     error = sentence(capsys)
     assert "Abacus X1 has 8.59 GB free and the" in error and "smaller context (-c)" in error
@@ -279,7 +279,8 @@ def test_closing_a_model_frees_its_memory_on_the_gpu(monkeypatch: pytest.MonkeyP
 
     driver = CountingDriver()
     use(driver, monkeypatch)
-    monkeypatch.setattr(Device, "launch", lambda *_: None)  # of the kernel that repacks weights
+    for name in ("load", "launch"):
+        monkeypatch.setattr(Device, name, lambda *_: None)  # the kernel that repacks weights
     with engine.load("pycoder-draft", n_ctx=64, device="cuda", draft_model="pycoder-draft") as llm:
         assert sum(driver.allocated.values()) > 2 * llm.n_bytes
     assert driver.allocated == {}
@@ -370,7 +371,8 @@ def test_a_model_and_its_draft_share_the_limit(measuring: MeasuringDriver, monke
     """The context is chosen for what the limit leaves, and what the models have in memory is within it."""
     from engine.cuda.runtime.device import CONTEXT, Device
 
-    monkeypatch.setattr(Device, "launch", lambda *_: None)  # of the kernel that repacks weights
+    for name in ("load", "launch"):
+        monkeypatch.setattr(Device, name, lambda *_: None)  # the kernel that repacks weights
     options: dict[str, Any] = {"n_ctx": 64, "device": "cuda", "draft_model": "pycoder-draft"}
     with engine.load("pycoder-draft", gpu_memory="2G", **options) as llm:
         assert isinstance(llm.draft, DraftModel)

@@ -76,12 +76,13 @@ class PersistentMemory:
         n_bytes = weight.rows * row_bytes
         if entry.quantized:
             n_bytes = repack.repacked_bytes(entry, weight.rows, weight.columns)
-            self._order(entry)
-            # By this thread: threads that read do not compile.
-            self._device.load(repack.repack(entry.block_bytes))
         device = self._device
         buffer = device.allocate_host(n_bytes, what) if host else device.allocate(n_bytes, what)
         self.weight_bytes += 0 if host else buffer.n_bytes
+        if entry.quantized:
+            self._order(entry)
+            # By this thread: threads that read do not compile.
+            device.load(repack.repack(entry.block_bytes))
         if self._reader is None:
             n_threads = min(MOST_READERS, available_cores())
             self._ring = PinnedRing(device, n_threads)
