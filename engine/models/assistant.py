@@ -21,7 +21,7 @@ import numpy as np
 from engine.arrays import Array, Batch
 from engine.cache.pages import spare
 from engine.cache.sequence import Sequence
-from engine.errors import ModelError
+from engine.errors import ModelError, UsageError
 from engine.gguf.file import GGUF
 from engine.models.attention_config import AttentionConfig
 from engine.models.base import Model
@@ -47,6 +47,12 @@ class Assistant(Gemma4Loader):
         c = config
         self._target = target
         self._memories = [self._memory_of(il) for il in range(c.n_layer)]
+        for il in (target.config.owners[memory] for memory in self._memories):
+            if not ops.can_reach(target.placement.memory(il)):
+                raise UsageError(
+                    f"{gguf.path} reads the keys of layer {il}, which is on another kind of device: place more layers of the "
+                    "model on the GPU (n_gpu_layers=...), or leave out the assistant."
+                )
         self.output = self.product("token_embd.weight", c.n_vocab, c.n_embd)
         self.output_norm = self.vector("output_norm.weight", c.n_embd)
         self.pre_projection = self.product("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
