@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/cpu/test_bounds.py -k compressed",
             ),
             "engine/cpu/compressor.py": ("tests/cpu/test_compressed.py", "tests/cpu/test_bounds.py -k compressed"),
-            "engine/cpu/delta_net.py": ("tests/cpu/test_delta_net.py",),
+            "engine/cpu/delta_net.py": ("tests/cpu/test_delta_net.py", "tests/cpu/test_bounds.py -k recurrence"),
             "engine/cpu/dry.py": ("tests/decode/test_dry.py",),
             "engine/cpu/embed.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
             "engine/cpu/fold.py": (

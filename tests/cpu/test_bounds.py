@@ -18,6 +18,7 @@ TESTS = {
     "experts": "tests/cpu/test_experts.py -k 'join or group or scales'",
     "operations": "tests/cpu/test_operations.py",
     "quantized": "tests/cpu/test_quantized_cache.py::test_pages_that_are_used_again_while_drafts_are_verified",
+    "recurrence": "tests/cpu/test_delta_net.py -k 'channels or gated'",
 }
 """Tests of sizes that are not multiples of anything."""
 

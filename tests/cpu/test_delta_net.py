@@ -225,6 +225,20 @@ def test_against_float64(shape: tuple[Any, ...]) -> None:
     assert np.abs(memory.states[0, 1:7] - states[15:96:16]).max() / states.std() < BOUND
 
 
+def test_blocks_of_channels_do_not_show() -> None:
+    """Of which the last one is not whole."""
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((20, 160)).astype(F), rng.standard_normal((160, 4)).astype(F)
+    positions, sequences = np.arange(20, dtype=np.int32), np.zeros(20, np.int32)
+    found = []
+    for ends in ((0, 3), (0, 1, 3)):
+        ring, y = np.zeros((1, 19, 160), F), np.full_like(x, np.nan)
+        for first, last in pairwise(ends):
+            delta_net.causal_conv(x, positions, sequences, weight, ring, y, first, last)
+        found.append((y.tobytes(), ring.tobytes()))
+    assert found[0] == found[1]
+
+
 @given(
     st.sampled_from([(2, 6, 32, 4), (1, 3, 64, 3)]),
     st.lists(st.integers(1, 40), min_size=1, max_size=5),

@@ -157,7 +157,7 @@ def test_sizes_of_heads(types: str, d_k: int, d_v: int) -> None:
 
 @pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
 def test_largest_heads(types: str) -> None:
-    agree(types, [20], 1, 1, 512)
+    agree(types, [20], 3, 1, 512)
 
 
 @pytest.mark.parametrize(("group", "rows"), few([(1, 3), (8, 1), (3, 3)], 2))
