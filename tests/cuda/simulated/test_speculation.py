@@ -85,6 +85,16 @@ def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[
     assert_same_cache(cpu, gpu)
 
 
+def test_drafts_after_a_prompt_of_one_token(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model's first pass reads it and the first token of the answer, and nothing before them."""
+    monkeypatch.setattr(drafting, "MEASURED", 0)
+    cpu, gpu = pair("good")
+    options: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
+    found = gpu.complete([225], speculation=SpeculationParams(draft_max=1), **options)
+    assert found.ids == cpu.complete([225], **options).ids
+    assert found.speculation is not None and found.speculation.drafted > 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tuple[Path, Path], accept: str) -> None:
