@@ -320,6 +320,20 @@ def test_each_penalty_counts_by_itself(name: str, value: float) -> None:
     assert (values[7] == logits[7]) == (p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0)
 
 
+def test_what_is_switched_off_costs_nothing() -> None:
+    """The history is not even converted to an array."""
+    for params in (SamplerParams(), SamplerParams(repeat_last_n=-1), SamplerParams(dry_penalty_last_n=-1)):
+        assert not (params.penalizes or params.penalizes_repetitions or params.excludes_top_choices)
+    penalties: dict[str, Any] = {"repeat_penalty": 1.1, "dry_multiplier": 0.8}
+    on, off = SamplerParams(**penalties), SamplerParams(**penalties, repeat_last_n=0, dry_penalty_last_n=0)
+    assert (on.penalizes, on.penalizes_repetitions, off.penalizes, off.penalizes_repetitions) == (
+        True,
+        True,
+        False,
+        False,
+    )
+
+
 def test_the_order_of_the_history_does_not_matter() -> None:
     logits = random_logits(200, 2)
     p = SamplerParams(**OFF, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.2, seed=3)

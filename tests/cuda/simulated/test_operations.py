@@ -145,7 +145,7 @@ def test_a_bias(gpu: backend.Backend, name: str, rows: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("rows", "single", "deep"), few([(3, 16, 2), (1, 0, 2), (1, 16, 2), (1, 0, 0)], 2))
+@pytest.mark.parametrize(("rows", "single", "deep"), few([(3, 16, 2), (1, 0, 2), (1, 0, 0), (1, 16, 2)], 3))
 def test_matmul_in_every_way(
     gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
 ) -> None:
