@@ -315,7 +315,8 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     device: Any = gpu.device
     device.damage = damage
     notes: list[Check] = []
-    of_cpu, of_gpu = (SimpleNamespace(ops=ops, drafter=None) for ops in (cpu, gpu))
+    config = SimpleNamespace(n_layer=0)
+    of_cpu, of_gpu = (SimpleNamespace(ops=ops, drafter=None, config=config) for ops in (cpu, gpu))
     both = Lockstep(of_cpu, of_gpu, lambda site, check: notes.append(check))
     arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)]
     arrays += [np.arange(first, first + rows, dtype=np.int32), np.zeros(rows, np.int32)]
