@@ -137,6 +137,16 @@ def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
     assert pool.empty((0, 4), np.float32).shape == (0, 4)
 
 
+@pytest.mark.parametrize("bits", range(4, 23))
+def test_a_pool_has_little_more_memory_than_its_arrays(bits: int) -> None:
+    """Above 64 KiB at most a quarter more, below at most twice as much."""
+    for n in ((1 << bits) + 1, 3 << (bits - 1), 2 << bits):
+        pool = Pool()
+        array = pool.empty((n,), np.uint8)
+        assert array.nbytes == n <= pool.n_bytes
+        assert pool.n_bytes <= (n + n // 4 if n > 1 << 16 else max(ALIGNMENT, 2 * n))
+
+
 def test_the_record_of_arguments() -> None:
     """Arrays by address and shape, numbers by their bits."""
     x = np.zeros((2, 7), np.int8)
