@@ -37,6 +37,7 @@ MOST_STEPS = 60_000
 
 
 TRUSTED = {
+    "engine/checks.py": "sizes of the command line",
     "engine/cli/commands.py": "what the user of a terminal types",
     "engine/cli/flags.py": "the command line",
     "engine/cli/sweep.py": "the command line",
@@ -48,6 +49,7 @@ TRUSTED = {
     "engine/errors.py": "messages of the command line",
     "engine/gguf/file.py": "a name of a file",
     "engine/hub/repository.py": "names of files",
+    "engine/models/division.py": "names of tensors, for expressions of the command line",
     "engine/models/nextn.py": "names of tensors",
     "engine/models/weights.py": "names of tensors",
     "engine/parity.py": "a message of ours",
@@ -55,6 +57,7 @@ TRUSTED = {
     "engine/text/breakers.py": "tokens of a vocabulary, for texts of at most 40 characters",
     "engine/text/vocabulary.py": "tokens of a vocabulary",
     "engine/verify/lockstep.py": "names of tensors",
+    "engine/verify/report.py": "what the system says of its processor",
 }
 """Files whose expressions see no text of a client of the server, and what they read."""
 
