@@ -159,6 +159,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 f"the context of {name} is {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d"
             )
         ops = llm.model.ops
+        devices = llm.model.devices if llm.model.stages else [ops]
         weights = llm.n_bytes_read
         now = datetime.now(UTC)
         for test in sweep.run(llm, _tokens(args, llm, text, n_ctx)) if sweep else _plain(args, llm, tests):
@@ -168,8 +169,8 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 model=name,
                 model_size=llm.n_bytes,
                 model_n_params=llm.n_params,
-                backend="+".join(dict.fromkeys(device.name for device in reversed(llm.model.devices))),
-                n_threads=max(device.n_threads for device in llm.model.devices),
+                backend="+".join(dict.fromkeys(device.name for device in reversed(devices))),
+                n_threads=max(device.n_threads for device in devices) if llm.model.stages else llm.n_threads,
                 type_k=args.cache_type_k or args.cache_type,
                 type_v=args.cache_type_v or args.cache_type,
                 n_prompt=p,
@@ -186,7 +187,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             now = datetime.now(UTC)
         threaded = llm.n_threads > 0 or bool(llm.model.stages)
         # A GPU's memory is freed when nothing refers to it: no reference cycle may hold it while the next model is loaded.
-        del llm, ops
+        del llm, ops, devices
         gc.collect()
         if not threaded:
             break

@@ -8,25 +8,45 @@ pass in slices, since the bits of a row do not depend on the other rows.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from engine.arrays import Array, Batch, Role
 from engine.cache.kv import KVCache
+from engine.models.config import ModelConfig
 from engine.models.needs import stream_width
 from engine.models.placement import LayerPart
 from engine.ops.operations import Ops
 
-if TYPE_CHECKING:
-    from engine.models.base import Model
+
+class DivisibleModel(Protocol):
+    """What a stage uses of its model; ``engine.models.base.Model`` implements it."""
+
+    config: ModelConfig
+    cache: KVCache
+    max_rows: int
+
+    def embed(self, batch: Batch[Array]) -> Array:
+        """The residual stream that begins with the embeddings of the tokens, float32 [rows, width]."""
+
+    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
+
+    def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the network of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
+
+    def finish(self, x: Array, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The logits of the last ``n_logits`` rows of x, float32 [n_logits, n_vocab], or None for no logits."""
 
 
 class Stage:
     """Parts of ``model`` on the backend ``ops``; is_first: whether it begins with the embedding; is_last: whether it ends
     with the output."""
 
-    def __init__(self, model: "Model", ops: Ops, parts: Sequence[LayerPart], is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self, model: DivisibleModel, ops: Ops, parts: Sequence[LayerPart], is_first: bool, is_last: bool
+    ) -> None:
         self.ops = ops
         self.parts = tuple(parts)
         self.is_first, self.is_last = is_first, is_last

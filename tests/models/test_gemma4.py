@@ -155,7 +155,7 @@ def test_a_shared_tail_reads_the_last_layers_of_its_kind(files: Files) -> None:
     assert [c.memory(il) for il in range(c.n_layer)] == [0, 1, 2, 3, 2, 2, 2, 3]
     widths = [layer.network.n_ff for layer in c.layers if isinstance(layer.network, DenseConfig)]
     assert widths == [widths[0]] * 4 + [2 * widths[0]] * 4
-    assert all(layer.attn_k is None for layer in model.layers[4:])
+    assert all(layer.mixer.attn_k is None for layer in model.layers[4:])
     ids = np.random.default_rng(4).integers(0, c.n_vocab, 100).tolist()
     llm.logits(ids)
     x, positions = np.random.default_rng(1).standard_normal((3, c.n_embd)).astype(np.float32), np.arange(97, 100)
