@@ -24,7 +24,7 @@ from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, pieces_of, repack
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
-from engine.cpu.runtime.pool import aligned
+from engine.cpu.runtime.pool import Slabs, aligned
 from engine.cpu.runtime.split import WholePass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.errors import UsageError
@@ -75,6 +75,8 @@ class Backend(
         self._progress: Progress | None = None
         #: Matrices whose records are still to be filled.
         self._empty: list[tuple[Weight, Records]] = []
+        #: Memory for records.
+        self._slabs = Slabs()
         #: Parts of mapped files that nothing reads any more.
         self._copied: list[np.ndarray] = []
 
@@ -144,7 +146,7 @@ class Backend(
         is not quantized or if ``host`` is true: then a pass reads only a few of them."""
         if host or not weight.format.quantized:
             return weight
-        records = empty_records(weight, weight.stack)
+        records = empty_records(weight, weight.stack, self._slabs.take)
         self._empty.append((weight, records))
         if not self._loading:
             self._fill()

@@ -10,6 +10,7 @@ Who owns what: an item is a group of eight rows.
 Bytes moved: each row once in, once out.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -151,10 +152,12 @@ def _repack_block(source, at, stride, fields, data, to):
     return to
 
 
-def empty_records(weight: Weight, count: int) -> Records:
-    """Memory for the rows of ``weight`` as ``count`` stacked matrices of records."""
+def empty_records(weight: Weight, count: int, allocate: Callable[[int], np.ndarray] | None = None) -> Records:
+    """Memory for the rows of ``weight`` as ``count`` stacked matrices of records.  allocate: returns uint8 [n] for n; None:
+    ``np.empty``."""
     rows, entry = weight.rows // count, weight.format
-    data = np.empty((count, -(-rows // ROWS), ROWS * entry.row_bytes(weight.columns)), np.uint8)
+    shape = count, -(-rows // ROWS), ROWS * entry.row_bytes(weight.columns)
+    data = np.empty(shape, np.uint8) if allocate is None else allocate(math.prod(shape)).reshape(shape)
     return Records(weight.name, entry, rows, weight.columns, count, data)
 
 

@@ -15,6 +15,9 @@ from engine.cpu import mapping
 ALIGNMENT = 64
 """The alignment of arrays in bytes, a cache line."""
 
+SLAB = 32 << 20
+"""Bytes of a slab: small matrices share one."""
+
 LARGE = 1 << 20
 """The size in bytes from which memory is reused for arrays of other sizes, and from which unused memory can be returned to
 the system."""
@@ -27,6 +30,24 @@ def aligned(n_bytes: int, zeroed: bool = False) -> np.ndarray:
     raw = (np.zeros if zeroed else np.empty)(n_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n_bytes]
+
+
+class Slabs:
+    """Memory for arrays that live as long as a model, in slabs of huge pages: a pass reads all weights, so it needs few
+    entries of the address translation cache."""
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.uint8)
+
+    def take(self, n_bytes: int) -> np.ndarray:
+        """Zeroed memory aligned to a cache line, uint8 [n_bytes].  A slab is freed when no array is left in it."""
+        size = -(-n_bytes // ALIGNMENT) * ALIGNMENT
+        if size > SLAB // 4:
+            return mapping.mapped(n_bytes)
+        if size > self._left.size:
+            self._left = mapping.mapped(SLAB)
+        array, self._left = self._left[:n_bytes], self._left[size:]
+        return array
 
 
 class Allocation:
