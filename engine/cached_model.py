@@ -81,7 +81,7 @@ class CachedModel:
         """In a process that was forked: refuse to go on if other threads were using the model, or if it is on a GPU."""
         if self.closed:
             return
-        if not self.model.ops.n_threads:
+        if not all(ops.n_threads for ops in self.model.devices):
             self.lock.lose(ON_GPU)
         elif self.core.asked_by_others():
             self.lock.lose(IN_USE)
@@ -134,7 +134,7 @@ class CachedModel:
     def device_steps(self, params: SamplerParams) -> Steps | None:
         """The steps of this model whose tokens its device chooses, for answers with these parameters; None if the host has to
         choose the tokens."""
-        if not can_sample(self.model.ops, params):
+        if not can_sample(self.model, params):
             return None
         if self._device_steps is None:
             self._device_steps = device_steps(self.model)

@@ -62,7 +62,7 @@ class GeneratingModel(CachedModel):
         """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
         model, drafter = self.model, self.model.drafter
-        jobs: dict[Job, None] = dict.fromkeys([*model.jobs(), *([] if model.stages else step_jobs(model.ops))])
+        jobs: dict[Job, None] = dict.fromkeys([*model.jobs(), *step_jobs(model)])
         if drafter is not None:
             jobs.update(dict.fromkeys(drafter.ops.pass_jobs(drafter.compute)))
         for params in CHOICES:
@@ -79,14 +79,13 @@ class GeneratingModel(CachedModel):
         drafter = self.model.drafter
         try:
             self.model.warm_up()
-            if not self.model.stages:
-                load_step_kernels(self.model.ops)
+            load_step_kernels(self.model)
             if drafter is not None:
                 drafter.ops.load_pass(drafter.compute)
         finally:
             self.reset()
         for params in CHOICES:
-            if not can_sample(self.model.ops, params):
+            if not can_sample(self.model, params):
                 Sampler(params, self.config.n_vocab).warm_up()
 
     # --- generation --------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ class GeneratingModel(CachedModel):
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
         device."""
-        return can_sample(self.model.ops, sampler.params)
+        return can_sample(self.model, sampler.params)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class GeneratingModel(CachedModel):
     def memory(self) -> Memory:
         """The memory of the model and of its draft model, by what it is for."""
         self.check_open()
-        ops, cache, states = self.model.ops, self.cache, self.states
+        cache, states = self.cache, self.states
         pools = [(pool, cache.page_bytes[paging]) for paging, pool in cache.pools.items()]
         pages = sum(n_bytes * pool.n_pages for pool, n_bytes in pools)
         kept = sum(n_bytes * pool.n_kept for pool, n_bytes in pools)
@@ -145,7 +144,7 @@ class GeneratingModel(CachedModel):
             pages_free=free,
             rings=cache.n_bytes - pages,
             snapshots=states.n_bytes,
-            buffers=ops.buffer_bytes(),
+            buffers=sum(ops.buffer_bytes() for ops in self.model.devices),
             snapshots_limit=states.budget,
         )
         return own + self.draft.llm.memory if isinstance(self.draft, DraftModel) else own
@@ -156,7 +155,7 @@ class GeneratingModel(CachedModel):
         that no slot holds, if their pages are in memory of the system."""
         if self.closed:
             return
-        if forget and self.model.ops.device_memory() is None:
+        if forget and any(ops.device_memory() is None for ops in self.model.devices):
             self.slots.forget_others(self.states)
         self.model.rest()
         if isinstance(self.draft, DraftModel):

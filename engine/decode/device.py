@@ -13,9 +13,15 @@ from engine.sampling.sampler import SamplerParams
 # What follows is imported when it is used: the packages that kernels of a GPU need are optional.
 
 
-def can_sample(ops: AnyOperations, params: SamplerParams) -> bool:
-    """Whether the device of a backend can choose tokens with these parameters."""
-    if not isinstance(ops, GraphOperations):
+def _chooser(model: AnyModel[Any]) -> GraphOperations | None:
+    """The backend that chooses the tokens of a model.  None if the host does: on the CPU, and for a divided model, whose
+    stages the host runs one after another."""
+    return model.ops if isinstance(model.ops, GraphOperations) and not model.stages else None
+
+
+def can_sample(model: AnyModel[Any], params: SamplerParams) -> bool:
+    """Whether the device of a model can choose tokens with these parameters."""
+    if _chooser(model) is None:
         return False
     from engine.decode.device_params import supported
 
@@ -24,11 +30,9 @@ def can_sample(ops: AnyOperations, params: SamplerParams) -> bool:
 
 def device_steps(model: AnyModel[Any]) -> Steps | None:
     """New steps of a model whose tokens its device chooses, for answers for which :func:`can_sample` is true; None if the
-    device cannot choose tokens, or if the model is divided, since the host runs one stage after another."""
-    if model.stages:
-        return None
-    ops = model.ops
-    if not isinstance(ops, GraphOperations):
+    device cannot choose tokens."""
+    ops = _chooser(model)
+    if ops is None:
         return None
     from engine.decode.device_steps import DeviceSteps
 
@@ -44,9 +48,10 @@ def ahead_drafted(ops: AnyOperations) -> int:
     return DeviceSteps.ahead_drafted
 
 
-def step_jobs(ops: AnyOperations) -> list[Job]:
+def step_jobs(model: AnyModel[Any]) -> list[Job]:
     """A compile job for every kernel that steps use besides those of passes; none if the host chooses all tokens."""
-    if not isinstance(ops, GraphOperations):
+    ops = _chooser(model)
+    if ops is None:
         return []
     from engine.cuda.runtime.jobs import gpu_job
     from engine.decode.device_steps import step_kernels
@@ -54,9 +59,10 @@ def step_jobs(ops: AnyOperations) -> list[Job]:
     return [gpu_job(kernel, ops.device.compute_capability) for kernel in step_kernels()]
 
 
-def load_step_kernels(ops: AnyOperations) -> None:
+def load_step_kernels(model: AnyModel[Any]) -> None:
     """Load the kernels of :func:`step_jobs`, and compile those that are not compiled yet."""
-    if isinstance(ops, GraphOperations):
+    ops = _chooser(model)
+    if ops is not None:
         from engine.decode.device_steps import step_kernels
 
         for kernel in step_kernels():
