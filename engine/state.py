@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ from engine.cache.kv import KVCache
 from engine.checks import described
 from engine.errors import ContextError, UsageError
 from engine.gguf.file import GGUF
+from engine.machine.files import replaced
 from engine.models.config import ModelConfig
 from engine.version import ARITHMETIC, __version__
 
@@ -79,25 +79,14 @@ def write(path: str | os.PathLike[str], ids: Sequence[int], wanted: dict[str, An
     complete. Raises UsageError if it cannot be written."""
     target = checked_path(path)
     state = {"format": FORMAT, "version": VERSION, "engine": __version__, **wanted, "n_ctx": n_ctx, "tokens": [*ids]}
-    temporary = None
     try:
         if target.is_dir():
             raise IsADirectoryError(None, "it is a directory")
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name[:40]}.", delete=False
-        ) as file:
-            temporary = file.name
+        with replaced(target) as file:
             json.dump(state, file)
             file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
     except (OSError, ValueError) as error:
         raise UsageError(f"the state cannot be saved to {_shown(target)}: {_reason(error)}.") from None
-    finally:
-        # Also after Ctrl-C.
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_vocab: int) -> list[int]:

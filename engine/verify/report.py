@@ -20,6 +20,7 @@ from engine.checks import shown
 from engine.compile.cache import COMPILERS
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
+from engine.machine.files import replaced
 from engine.state import digest
 from engine.version import ARITHMETIC, __version__
 
@@ -119,7 +120,7 @@ class ReportFile:
         self._about = about
         try:
             self._models = self._read()
-            self._write(self._models, try_only=True)
+            tempfile.TemporaryFile(dir=self.path.parent).close()  # before the comparison, which takes minutes
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(
@@ -156,19 +157,8 @@ class ReportFile:
         models = before.get("models")
         return models if isinstance(models, list) else []
 
-    def _write(self, models: list[Any], try_only: bool = False) -> None:
-        """Replace the file once the new one is complete; try_only: find out whether that is possible."""
-        content = {"format": FORMAT, "version": VERSION, **self._about, "models": models}
-        temporary = None
-        try:
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self.path.parent, prefix=f".{self.path.name[:40]}.", delete=False
-            ) as file:
-                temporary = file.name
-                json.dump(content, file, indent=1)
-                file.write("\n")
-            if not try_only:
-                os.replace(temporary, self.path)
-        finally:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+    def _write(self, models: list[Any]) -> None:
+        """Replace the file once the new one is complete."""
+        with replaced(self.path) as file:
+            json.dump({"format": FORMAT, "version": VERSION, **self._about, "models": models}, file, indent=1)
+            file.write("\n")
