@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.compiler import Specialization, link
 from engine.cuda.target import SIZES, Target
 
 PAGE = Path(__file__).parent.parent / "docs" / "tiles.md"
@@ -98,22 +98,9 @@ def _rounded(n: int, unit: int) -> int:
 
 
 def assembled(ptx: str, target: tuple[int, int]) -> tuple[str, bytes]:
-    """The assembler's report on registers and memory, and the machine code.  Raises an error if it rejects the PTX."""
-    from cuda.bindings import nvjitlink  # type: ignore[import-untyped]
-
-    options = ["-arch=sm_{}{}".format(*target), "-O3", "-Xptxas=-v"]
-    handle = nvjitlink.create(len(options), options)
-    try:
-        text = ptx.encode()
-        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
-        nvjitlink.complete(handle)
-        report = bytearray(nvjitlink.get_info_log_size(handle))
-        nvjitlink.get_info_log(handle, report)
-        code = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, code)
-        return report.decode(), bytes(code)
-    finally:
-        nvjitlink.destroy(handle)
+    """The assembler's report on registers and memory, and the machine code.  Raises DeviceError if it rejects the PTX."""
+    code, report = link(ptx, target, "-Xptxas=-v")
+    return report, code
 
 
 def shared_arrays(code: bytes, target: str) -> int:

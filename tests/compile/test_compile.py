@@ -292,7 +292,7 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
         return ".visible .entry kernel"
 
     monkeypatch.setattr(compiler, "compile_ptx", compile_ptx)
-    monkeypatch.setattr(compiler, "link", lambda ptx, compute_capability: b"code")
+    monkeypatch.setattr(compiler, "link", lambda ptx, compute_capability: (b"code", ""))
     monkeypatch.setattr(pool, "_share", lambda jobs, tell: [job.compile() for job in jobs])
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # changed, and so restored
     try:

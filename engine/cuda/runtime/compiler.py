@@ -212,20 +212,23 @@ def entry_name(ptx: str) -> str:
     return found[1]
 
 
-def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
-    """Compile PTX to machine code.  Raises DeviceError with the linker's message on failure."""
+def link(ptx: str, compute_capability: tuple[int, int], *options: str) -> tuple[bytes, str]:
+    """Compile PTX to machine code: (machine code, what the linker says with these further ``options``).  Raises DeviceError
+    with the linker's message on failure."""
     from cuda.bindings import nvjitlink
 
     major, minor = compute_capability
-    options = [f"-arch=sm_{major}{minor}", "-O3"]
-    handle = nvjitlink.create(len(options), options)
+    words = [f"-arch=sm_{major}{minor}", "-O3", *options]
+    handle = nvjitlink.create(len(words), words)
     try:
         text = ptx.encode()
         nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
         nvjitlink.complete(handle)
         code = bytearray(nvjitlink.get_linked_cubin_size(handle))
         nvjitlink.get_linked_cubin(handle, code)
-        return bytes(code)
+        said = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, said)
+        return bytes(code), said.decode()
     except nvjitlink.nvJitLinkError as error:
         raise DeviceError(f"a kernel could not be linked for compute capability {major}.{minor}: {error}.") from error
     finally:
@@ -243,7 +246,7 @@ def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -
         name, _, code = kept.partition(b"\n")
         return code, name.decode(), False
     ptx = compile_ptx(specialization, compute_capability)
-    name_, code = entry_name(ptx), link(ptx, compute_capability)
+    name_, code = entry_name(ptx), link(ptx, compute_capability)[0]
     kernel_cache.write("gpu", file_name(specialization, compute_capability), name_.encode() + b"\n" + code)
     return code, name_, True
 
