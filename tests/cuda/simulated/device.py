@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numba import types
 
+from engine.cuda import backend, sample
+from engine.cuda.runtime import device as real
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer, DeviceInfo
 from engine.cuda.runtime.simulator import run
@@ -180,3 +183,10 @@ class SimulatedDevice:
 
     def close(self) -> None:
         self._memory.clear()
+
+
+def use_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models be loaded on a simulated GPU, whose choice of tokens has few threads."""
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    monkeypatch.setattr(real, "require_gpu", lambda: None)
+    monkeypatch.setattr(sample, "GROUPS", 32)

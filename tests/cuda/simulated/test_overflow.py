@@ -13,14 +13,13 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
-from engine.cuda import backend, sample
-from engine.cuda.runtime import device
+from engine.cuda import backend
 from engine.errors import ModelError
 from engine.speculative import speculation as drafting
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
-from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_operations import gpu
 from tests.ggufs import damaged
 from tests.models.test_overflow import NAMED, SAID
@@ -55,9 +54,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "Device", SimulatedDevice)
-    monkeypatch.setattr(device, "require_gpu", lambda: None)
-    monkeypatch.setattr(sample, "GROUPS", 32)
+    use_simulated(monkeypatch)
     monkeypatch.setattr(drafting, "MEASURED", 0)
 
 

@@ -19,7 +19,7 @@ if not SIMULATED:
 
 import engine
 from engine import parity
-from engine.cuda import backend, indexer, sample
+from engine.cuda import backend, indexer
 from engine.cuda.runtime import device
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
@@ -30,7 +30,7 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from engine.version import ARITHMETIC
-from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.tiers import few
 
 # As small as formats and vocabulary allow, so that a pass takes seconds: rows of one unit of 256, or of one to three of 32.
@@ -84,9 +84,7 @@ Models = tuple[engine.LLM, engine.LLM]
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "Device", SimulatedDevice)
-    monkeypatch.setattr(device, "require_gpu", lambda: None)
-    monkeypatch.setattr(sample, "GROUPS", 32)
+    use_simulated(monkeypatch)
     monkeypatch.setattr(indexer, "THREADS", 32)
     monkeypatch.setattr(comparison, "NOISY", {"temperature": 0.8, "top_k": 30})
     monkeypatch.setattr(comparison, "MOST_SAMPLED", 1)

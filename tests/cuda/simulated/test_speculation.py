@@ -18,8 +18,7 @@ if not SIMULATED:
 import engine
 from engine.cache.kv import AttentionCache
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.cuda import backend, sample
-from engine.cuda.runtime import device
+from engine.cuda import backend
 from engine.decode.device_steps import DeviceSteps
 from engine.decode.host_steps import HostSteps
 from engine.decode.step_rows import StepRows
@@ -31,7 +30,7 @@ from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.layout import remembered
-from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Device, Party
 
 SHAPE = Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6)
@@ -40,9 +39,7 @@ PROMPT = [3, 7, 11, 3, 7]
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "Device", SimulatedDevice)
-    monkeypatch.setattr(device, "require_gpu", lambda: None)
-    monkeypatch.setattr(sample, "GROUPS", 32)
+    use_simulated(monkeypatch)
 
 
 @pytest.fixture(scope="module")

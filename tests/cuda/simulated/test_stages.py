@@ -12,10 +12,9 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
-from engine.cuda import backend, sample
-from engine.cuda.runtime import device
+from engine.cuda import backend
 from engine.synthetic.model import make_model
-from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
 
 PROMPT = [3, 7, 11, 2, 9]
@@ -23,9 +22,7 @@ PROMPT = [3, 7, 11, 2, 9]
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "Device", SimulatedDevice)
-    monkeypatch.setattr(device, "require_gpu", lambda: None)
-    monkeypatch.setattr(sample, "GROUPS", 32)
+    use_simulated(monkeypatch)
 
 
 def facts(llm: engine.LLM) -> list[bytes]:
