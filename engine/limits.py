@@ -20,3 +20,6 @@ MOST_PARALLEL = 1024
 
 MOST_LOGITS = 128
 """Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
+
+ALL_LAYERS = 1 << 16
+"""More layers than a model has."""

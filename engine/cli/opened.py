@@ -61,9 +61,7 @@ def open_model(
     other: the flags were given for another model, so their chat template is used only if this one has none.
     """
     import engine
-    from engine.models.division import parse_overrides
 
-    parse_overrides(args.override_tensor or "")  # before a draft model is fetched
     # A device of drafts says nothing if there is no draft model.
     drafts: dict[str, Any] = {"draft_model": None, "device_draft": None}
     if draft_model is not None:

@@ -218,9 +218,9 @@ class Report:
             where = llm.model.ops.label
         self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
         if llm.model.stages:
-            from engine.models.division import describe
+            from engine.cli.placements import describe
 
-            self.line(describe(config, llm.model.placement))
+            self.line(describe(llm.model.placement))
         if llm.recurrent_bytes and not llm.model.segments:
             self.line(f"up to {_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages")
         elif llm.recurrent_bytes:

@@ -8,6 +8,7 @@ from engine.checks import memory_size
 from engine.cli.parser import Choice, Numbers, add_help, filled, whole
 from engine.devices import MOST_BATCH, parse_device
 from engine.errors import UsageError
+from engine.limits import ALL_LAYERS
 
 MODEL = """\
 path of a GGUF file, a name from `bitmirror models` (downloaded when needed), or
@@ -26,9 +27,6 @@ keep the mixtures of experts of the first N layers on the CPU; the answer is the
 OVERRIDE_TENSOR = """\
 keep the parts of layers whose tensors' names contain a match on a device, CPU or GPU, such as
 ffn_.*_exps=CPU; the first match counts. The tensors of a mixer stay together, as do those of a network"""
-
-ALL_LAYERS = 1 << 16
-"""More layers than a model has."""
 
 GPU_MEMORY = """\
 use no more than SIZE of a GPU's memory, such as 12G or 800M, for everything including the driver's part:
@@ -104,8 +102,7 @@ def add_division(group: Group) -> None:
     add("-ncmoe", "--n-cpu-moe", metavar="N", type=whole(0), default=0, help=CPU_MOE)
     every = "keep all mixtures of experts on the CPU"
     add("-cmoe", "--cpu-moe", action="store_const", const=ALL_LAYERS, dest="n_cpu_moe", help=every)
-    rule = filled("write it as REGEX=CPU")
-    add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=rule, help=OVERRIDE_TENSOR)
+    add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=_overrides, help=OVERRIDE_TENSOR)
 
 
 def division_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -115,6 +112,14 @@ def division_options(args: argparse.Namespace) -> dict[str, Any]:
         "n_cpu_moe": args.n_cpu_moe,
         "override_tensor": args.override_tensor or "",
     }
+
+
+def _overrides(text: str) -> str:
+    """The text itself.  Raises UsageError unless it places tensors."""
+    from engine.models.division import parse_overrides  # which is slow to import
+
+    parse_overrides(filled("write it as REGEX=CPU")(text))
+    return text
 
 
 def _layers(text: str) -> int | None:

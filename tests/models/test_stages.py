@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 import engine
 from engine import loading
+from engine.cli.placements import describe
 from engine.cpu.backend import Backend
 from engine.errors import UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
-from engine.models.division import Division, describe, fitted, parse_overrides, part_of, weight_bytes
+from engine.models.division import Division, fitted, parse_overrides, part_of, weight_bytes
 from engine.models.placement import LayerPart, Placement
 from engine.models.registry import read_config
 from engine.synthetic.model import make_model
-from tests.models.test_mixed_passes import KINDS, drafts, files, stored
+from tests.models.test_mixed_passes import KINDS, drafts, files, read, stored
 from tests.tiers import examples
 
 N_SEQUENCES = 16
@@ -51,16 +52,6 @@ def cut(monkeypatch: pytest.MonkeyPatch, mixers: list[int], networks: list[int],
         return Placement.split(config, given[0], given[1], devices[0], devices[last])
 
     monkeypatch.setattr(loading, "_placement", placement)
-
-
-def read(model: Any, sequence: Any, tokens: np.ndarray) -> np.ndarray:
-    """The logits of tokens after those of a sequence, by passes of as many rows as possible."""
-    rows = []
-    for first in range(0, tokens.size, model.max_rows):
-        part = tokens[first : first + model.max_rows]
-        positions = np.arange(sequence.length, sequence.length + part.size, dtype=np.int32)
-        rows.append(model.forward(part, positions, part.size, sequence))
-    return np.concatenate(rows)
 
 
 def facts(llm: engine.LLM, stored: Callable[[Any, Any], list[bytes]] = stored) -> Iterator[bytes]:
@@ -146,6 +137,17 @@ def test_answers_with_drafts(name: str, folder: Path) -> None:
         assert llm.complete(prompt, **options).ids == plain.ids
         drafted = llm.complete(prompt, speculation=drafts, **options)
         assert drafted.ids == plain.ids and drafted.speculation is not None and drafted.speculation.drafted > 0
+
+
+@pytest.mark.usefixtures("divided")
+def test_an_assistant_cannot_reach_another_kind_of_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend beside that of the output counts as another kind of device; it reads 24 rows at a time."""
+    monkeypatch.setattr(Backend, "can_reach", lambda self, other: other.max_rows != 24)
+    (folder / "gemma4").mkdir(exist_ok=True)
+    given = files("gemma4", folder / "gemma4") | {"n_threads": 1}
+    with pytest.raises(UsageError, match="reads the keys of layer"):
+        engine.load(**given, n_gpu_layers=1)
+    assert engine.load(**given, override_tensor="ffn=cpu,attn=gpu").draft is not None
 
 
 # --- how models are divided --------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ def _holds(held: Callable[[Placement], int], limit: int, placement: Placement) -
 
 def test_what_a_placement_is_called(folder: Path) -> None:
     config, gguf = config_of("hybrid mixture", folder)
-    told = describe(config, Division(3, 2).placement(config, gguf, GPU, CPU))
+    told = describe(Division(3, 2).placement(config, gguf, GPU, CPU))
     assert (
         told == "layer 0 and the network of layer 1 on cpu; layers 2-3, the mixer of layer 1 and the output on cuda:0"
     )
