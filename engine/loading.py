@@ -2,11 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from engine.cache.recurrent import default_budget
 from engine.cache.types import CHUNK, Types
@@ -16,14 +14,14 @@ from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
 from engine.errors import ContextError, ModelError, UsageError
-from engine.gguf.file import GGUF, GGUFTensor, read_gguf
+from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
-from engine.limits import MOST_DRAFTS, MOST_PARALLEL
+from engine.limits import ALL_LAYERS, MOST_DRAFTS, MOST_PARALLEL
 from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
-from engine.models.division import Division, fitted, parse_overrides, part_of, weight_bytes
+from engine.models.division import PER_LAYER, Division, fitted, parse_overrides, tensors_of, weight_bytes
 from engine.models.families.deepseek4 import with_rounding
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
@@ -222,7 +220,7 @@ def load(
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
         check_tokens(layer.path, layer.require("tokenizer.ggml.tokens", "str[]"), llm)
     if drafter is not None:
-        ops.expect_drafts()
+        llm.model.expect_drafts()
     if drafter is not None and assists:
         llm.draft = _assistant(drafter.gguf, llm, draft_ops)
     elif drafter is not None and drafted:
@@ -230,7 +228,14 @@ def load(
             drafter,
             draft_ops,
             llm.n_ctx,
-            replace(options, snapshot_bytes=0, ds4_rounding=False, drafted=False, layer=None, division=Division()),
+            replace(
+                options,
+                snapshot_bytes=0,
+                ds4_rounding=False,
+                drafted=False,
+                layer=None,
+                division=Division(n_gpu_layers=ALL_LAYERS),
+            ),
             progress,
         )
         llm.draft = DraftModel(draft, llm)
@@ -307,8 +312,6 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
         config = with_mtp(config, gguf, layer)
     elif not options.mtp:
         config = without_mtp(config)
-    # Per-layer embeddings stay in host memory.
-    in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
     rewind, parallel = _rewind(options.draft_max, ops), options.parallel
     check_types(config, options.types, gguf)
     if options.ds4_rounding:
@@ -318,7 +321,10 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     weights[ops] += options.beside
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
     devices += [device for device in placement.devices if device is not ops]
-    _begin_loading(config, gguf, placement, [] if layer is None else layer_tensors(layer), progress)
+    tensors = tensors_of(config, gguf, placement)
+    tensors[placement.last] += [] if layer is None else layer_tensors(layer)
+    for device, own in tensors.items():
+        device.loading([tensor.data for tensor in own], progress)
     model = build(config, gguf, placement, n_ctx, options.types, rewind, parallel, capacity, rows)
     if layer is not None:
         model.drafter = load_layer_that_drafts(model, layer)
@@ -326,16 +332,17 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     budget = options.snapshot_bytes
     if budget is None:
         # Neither the cache nor copies of weights have taken their memory yet.
-        for device in placement.devices:
-            if device.device_memory() is None:
-                in_host += weights[device] + model.cache.memory_bytes(device)
+        hosts = [device for device in placement.devices if device.device_memory() is None]
+        in_host = sum(weights[device] + model.cache.memory_bytes(device) for device in hosts)
+        if placement.first not in hosts and PER_LAYER in gguf.tensors:
+            in_host += gguf.tensors[PER_LAYER].nbytes  # a GPU reads it there
         budget = default_budget(available_memory() - in_host)
     llm = opened(gguf, tokenizer, model, 0.0, budget)
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
     llm.warnings += tokenizer.warnings
     if model.drafter is not None:
-        ops.expect_drafts()
+        model.expect_drafts()
     needed = [job for device in placement.devices for job in device.load_jobs()]
     if not all(job.kept() for job in needed):
         # The first model of all: what loading needs is compiled together with the rest, by all cores.
@@ -369,21 +376,6 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, rewind: in
     return (host and fitted(config, gguf, ops, host, fits)) or whole
 
 
-def _begin_loading(
-    config: ModelConfig, gguf: GGUF, placement: Placement, others: Iterable[GGUFTensor], progress: Progress | None
-) -> None:
-    """Prepare every device to load its tensors; others: those of a layer that drafts."""
-    places = dict(placement.parts())
-    given: dict[Ops, list[np.ndarray]] = {ops: [] for ops in placement.devices}
-    for name, tensor in gguf.tensors.items():
-        part = part_of(name, config)
-        ops = places[part] if part is not None else placement.first if name == "token_embd.weight" else placement.last
-        given[ops].append(tensor.data)
-    given[placement.last] += [tensor.data for tensor in others]
-    for ops, tensors in given.items():
-        ops.loading(tensors, progress)
-
-
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
     """Raise ModelError if the cache of a layer cannot have elements of these types."""
     for spec in cache_specs(config, 1):
@@ -411,31 +403,33 @@ def _context(
         raise UsageError(
             f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
         )
-    room_of = {ops: ops.free_memory(weights.get(ops, 0)) for ops in placement.devices}
-    decode_rows, rows, parallel = placement.last.decode_rows, max(ops.max_rows for ops in room_of), options.parallel
+    free_of = {ops: ops.free_memory(weights[ops]) for ops in placement.devices}
+    decode_rows, rows, parallel = placement.last.decode_rows, max(ops.max_rows for ops in free_of), options.parallel
 
-    def of_device(ops: Ops, positions: int, rows: int, capacity: int = 0) -> int:
-        sizes = positions, min(rows, ops.max_rows), rewind, parallel, capacity or positions
-        return context_bytes(config, ops, options.types, *sizes, placement)
+    def fullest(positions: int, rows: int, capacity: int = 0) -> tuple[int, int]:
+        """The bytes that a context needs on the device that it fills most, and those that are free there."""
 
-    def share(ops: Ops) -> float:
-        return of_device(ops, n_ctx or config.n_ctx_train, rows) / max(1, room_of[ops])
+        def needed(ops: Ops) -> int:
+            sizes = positions, min(rows, ops.max_rows), rewind, parallel, capacity or positions
+            return context_bytes(config, ops, options.types, *sizes, placement)
 
-    # The device that the model fills most decides.
-    ops = max(room_of, key=share)
-    free = room_of[ops]
+        known = [(needed(ops), free) for ops, free in free_of.items() if free]
+        return max(known, key=lambda pair: pair[0] / pair[1], default=(0, 1))
 
-    def size(positions: int, rows: int, capacity: int = 0) -> int:
-        return of_device(ops, positions, rows, capacity)
+    def fits(positions: int, rows: int, part: float = 1, capacity: int = 0) -> bool:
+        """Whether a context takes at most this part of the free memory of every device."""
+        needed, free = fullest(positions, rows, capacity)
+        return needed <= free * part
 
     positions = n_ctx or config.n_ctx_train
-    while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:
+    while not n_ctx and positions > 1024 and not fits(positions, rows, 1 / 2):
         positions //= 2
     # Reading prompts in smaller pieces is better than not reading them.
-    while free and size(positions, rows) > free and rows > decode_rows and not options.batched:
+    while not fits(positions, rows) and rows > decode_rows and not options.batched:
         rows = max(decode_rows, rows // 2)
-    if free and size(positions, rows) > free:
-        needed = f"{size(positions, rows) / 2**20:.0f} MiB"
+    if not fits(positions, rows):
+        size, free = fullest(positions, rows)
+        needed = f"{size / 2**20:.0f} MiB"
         batch = " or batch (batch_size=...)" if options.batched and rows > decode_rows else ""
         fewer = ", or fewer answers at a time (parallel=...)" if parallel > 1 else ""
         smaller = f"a smaller context (n_ctx=...){batch}{fewer}"
@@ -448,9 +442,9 @@ def _context(
             f"model, or {smaller}."
         )
     capacity = parallel * positions
-    if free and parallel > 1:
+    if parallel > 1:
         # Something is left for a draft model, for others, and for intermediate results that were estimated too low.
-        room, step = free * (6 if options.drafted else 9) // 10, max(CHUNK, positions)
-        while capacity > positions and size(positions, rows, capacity) > room:
+        part, step = (6 if options.drafted else 9) / 10, max(CHUNK, positions)
+        while capacity > positions and not fits(positions, rows, part, capacity):
             capacity = max(positions, capacity - step)
     return positions, rows, capacity

@@ -53,6 +53,7 @@ class Assistant(Gemma4Loader):
                     f"{gguf.path} reads the keys of layer {il}, which is on another kind of device: place more layers of the "
                     "model on the GPU (n_gpu_layers=...), or leave out the assistant."
                 )
+        self._token_embd = target.token_embd
         self.output = self.product("token_embd.weight", c.n_vocab, c.n_embd)
         self.output_norm = self.vector("output_norm.weight", c.n_embd)
         self.pre_projection = self.product("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
@@ -105,7 +106,7 @@ class Assistant(Gemma4Loader):
         of the trunk overwrites it with h.
         """
         ops, c, target = self.ops, self.config, self._target
-        e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
+        e = ops.embed(self._token_embd, batch.tokens, target.config.embedding_scale)
         x = self.pre_projection.apply(ops, ops.beside(e, self.hidden, batch))
         # All drafts of a step use the position of the last sampled token and see the positions before it.
         places, last = (self.anchor[i : i + 1].reshape(ops.decode_rows)[: batch.rows] for i in range(2))

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Role, Value
+from engine.arrays import Array, Batch, Matrix, Role, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import Snapshot
@@ -67,7 +68,6 @@ class Model(Loader):
         ops = placement.last
         super().__init__(config, gguf, ops, n_ctx)
         self.placement = placement
-        self.devices = placement.devices
         self._loaders: dict[Ops, Loader] = {ops: self}
         self.rewind = rewind
         self.n_sequences = n_sequences
@@ -77,10 +77,6 @@ class Model(Loader):
         self.max_rows = pass_rows(self.prompt_rows, n_ctx, ops.decode_rows)
         self.drafter: Drafter | None = None
         self.embedding = self.loader(placement.first).matrix("token_embd.weight", config.n_vocab, config.n_embd)
-        #: The embedding where the output and the network that drafts are.
-        self.token_embd = self.embedding
-        if self.divided and (config.mtp is not None or not self.has("output.weight")):
-            self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")
         shape = config.n_vocab, config.n_embd
@@ -103,16 +99,26 @@ class Model(Loader):
         self.sequence = self.sequences[0]
         #: The number of segments in the rings of recurrent layers; 0 without such layers.
         self.segments = max((spec.segments for spec in specs), default=0)
-        #: The runs of its parts that lie on one device.
-        self.stages = self._staged() if self.divided else []
+        #: The runs of its parts that lie on one device; empty if all parts do.
+        self.stages = self._staged()
 
     @property
-    def divided(self) -> bool:
-        """Whether it has several stages."""
-        return len(self.placement.stages()) > 1
+    def devices(self) -> tuple[Ops, ...]:
+        """The backends of its parts."""
+        return self.placement.devices
+
+    @cached_property
+    def token_embd(self) -> Matrix:
+        """The embedding [n_vocab, n_embd] in memory that ``ops`` can read, for the output and the network that drafts.  A
+        divided model loads it a second time when it is first used, which must be before ``ops.loaded``."""
+        if self.placement.first is self.ops:
+            return self.embedding
+        return self.matrix("token_embd.weight", self.config.n_vocab, self.config.n_embd)
 
     def _staged(self) -> list[Stage]:
         runs = self.placement.stages()
+        if len(runs) == 1:
+            return []
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
         return [Stage(self, ops, parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
 
@@ -169,7 +175,7 @@ class Model(Loader):
         """A pass through all stages over claimed positions."""
         told = None
         if self.config.n_per_layer:
-            told = self.placement.first.run(self.tell, replace(batch, role=Role.DECODE), batch.rows)
+            told = self.placement.first.run(self.tell, batch, batch.rows, None, self.prompt_rows)
         return StagedPass(self.stages, batch, told, n_logits)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:

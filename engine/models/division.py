@@ -7,15 +7,18 @@ mixtures on the CPU; -ot REGEX=DEVICE places the parts whose tensors' names cont
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.checks import described
 from engine.errors import UsageError
-from engine.gguf.file import GGUF
+from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.config import ModelConfig
 from engine.models.placement import LayerPart, Placement
 from engine.ops.operations import Ops
+
+EMBEDDING, PER_LAYER = "token_embd.weight", "per_layer_token_embd.weight"
+"""The tables of embeddings."""
 
 OUTPUT = ("output.weight", "output_norm.weight", "output_hc_")
 """What the names of tensors of the output begin with."""
@@ -116,50 +119,32 @@ def part_of(name: str, config: ModelConfig) -> LayerPart | None:
     return LayerPart(int(found[1]), found[2].startswith((*NETWORK, *own)))
 
 
-def weight_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> Counter[Ops]:
-    """Bytes of weights in the memory of each device.  A table of per-layer embeddings, of which a pass reads few rows, stays
-    in host memory and does not count."""
+def tensors_of(config: ModelConfig, gguf: GGUF, placement: Placement) -> dict[Ops, list[GGUFTensor]]:
+    """The tensors of a file that each device loads.  A divided model whose output is the embedding, or whose layer drafts,
+    has the embedding twice."""
     places = dict(placement.parts())
-    found: Counter[Ops] = Counter()
+    twice = placement.first is not placement.last and ("output.weight" not in gguf.tensors or config.mtp is not None)
+    found: dict[Ops, list[GGUFTensor]] = {ops: [] for ops in placement.devices}
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)
         if part is not None:
-            found[places[part]] += tensor.nbytes
-        elif name == "token_embd.weight":
-            found[placement.first] += tensor.nbytes
-            if placement.first is not placement.last and "output.weight" not in gguf.tensors:
-                found[placement.last] += tensor.nbytes
-        elif name != "per_layer_token_embd.weight":
-            found[placement.last] += tensor.nbytes
+            found[places[part]].append(tensor)
+        elif name == EMBEDDING or name.startswith("per_layer_"):
+            found[placement.first].append(tensor)
+        else:
+            found[placement.last].append(tensor)
+        if name == EMBEDDING and twice:
+            found[placement.last].append(tensor)
     return found
 
 
-def describe(config: ModelConfig, placement: Placement) -> str:
-    """Which layers lie on which device, such as "layers 0-17 on cpu; layers 18-35 and the output on cuda:0 NVIDIA H100"."""
-    words: dict[Ops, list[str]] = {ops: [] for ops in placement.devices}
-    columns = placement.mixers, placement.networks
-    both = [mixer if mixer is network else None for mixer, network in zip(*columns, strict=True)]
-    single = [[None if whole else ops for ops, whole in zip(column, both, strict=True)] for column in columns]
-    for what, column in zip(("", "the mixer{} of ", "the network{} of "), (both, *single), strict=True):
-        for ops in words:
-            layers = [il for il, each in enumerate(column) if each is ops]
-            if layers:
-                plural = "s" * (len(layers) > 1)
-                words[ops].append(f"{what.format(plural)}layer{plural} {_ranges(layers)}")
-    words[placement.last].append("the output")
-    return "; ".join(f"{_listed(what)} on {ops.label}" for ops, what in words.items() if what)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers, such as "0-3, 8"."""
-    ends = [i for i in range(len(numbers)) if i + 1 == len(numbers) or numbers[i + 1] != numbers[i] + 1]
-    begins = [0, *(end + 1 for end in ends[:-1])]
-    pairs = [(numbers[begin], numbers[end]) for begin, end in zip(begins, ends, strict=True)]
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in pairs)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def weight_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> Counter[Ops]:
+    """Bytes of weights in the memory of each device.  A table of per-layer embeddings, of which a pass reads few rows, stays
+    in host memory and does not count."""
+    found: Counter[Ops] = Counter()
+    for ops, tensors in tensors_of(config, gguf, placement).items():
+        found[ops] = sum(tensor.nbytes for tensor in tensors if tensor.name != PER_LAYER)
+    return found
 
 
 def _overridden(
@@ -169,23 +154,17 @@ def _overridden(
     if not overrides:
         return {}
     patterns = [(re.compile(pattern), device) for pattern, device in overrides]
-    used: set[str] = set()
     chosen: dict[LayerPart | None, dict[str, str | None]] = {}
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)
         if part is None and not name.startswith(OUTPUT):
             continue
-        device = None
-        for pattern, place in patterns:
-            if pattern.search(name):
-                device = place
-                used.add(pattern.pattern)
-                break
+        device = next((place for pattern, place in patterns if pattern.search(name)), None)
         # Norms, biases and scales follow the matrices; a model whose output is the embedding has only a norm there.
         if part is None or (len(tensor.shape) > 1 and not name.endswith("norm.weight")):
             chosen.setdefault(part, {})[name] = device
     for pattern, _ in patterns:
-        if pattern.pattern not in used and not any(pattern.search(name) for name in gguf.tensors):
+        if not any(pattern.search(name) for name in gguf.tensors):
             raise UsageError(
                 f"no tensor of {gguf.path.name} has a name that {pattern.pattern!r} matches; check the pattern."
             )

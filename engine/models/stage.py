@@ -49,7 +49,7 @@ class Stage:
     ) -> None:
         self.ops = ops
         self.parts = tuple(parts)
-        self.is_first, self.is_last = is_first, is_last
+        self.is_last = is_last
         #: Seconds that its passes have taken.
         self.seconds = 0.0
         self._model = model
@@ -78,11 +78,8 @@ class Stage:
             batch = replace(batch, per_layer=told)
         x = model.embed(batch) if self._x is None else self._x[slice(batch.rows)]
         for part in self.parts:
-            x = (
-                model.feed(self.ops, part.layer, x, batch)
-                if part.network
-                else model.mix(self.ops, part.layer, x, batch)
-            )
+            compute = model.feed if part.network else model.mix
+            x = compute(self.ops, part.layer, x, batch)
         return model.finish(x, batch, n_logits) if self.is_last else x
 
     # --- passes ----------------------------------------------------------------------------------------------------
@@ -92,9 +89,9 @@ class Stage:
     ) -> np.ndarray | None:
         """The result of :meth:`compute` for the rows of a batch.  x: the residual stream, None for the first stage; told: the
         per-layer embeddings, None if there are none."""
-        begun, found = time.perf_counter(), []
+        begun, found, end = time.perf_counter(), [], batch.rows - n_logits
         for rows in self._slices(batch):
-            part, end = batch.part(rows), batch.rows - n_logits
+            part = batch.part(rows)
             if not batch.mixed:
                 part = replace(part, role=Role.DECODE if part.rows <= self.ops.decode_rows else Role.PREFILL)
             self._place(part, None if x is None else x[rows], None if told is None else told[:, rows])

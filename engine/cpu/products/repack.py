@@ -152,12 +152,15 @@ def _repack_block(source, at, stride, fields, data, to):
     return to
 
 
-def empty_records(weight: Weight, count: int, allocate: Callable[[int], np.ndarray] | None = None) -> Records:
-    """Memory for the rows of ``weight`` as ``count`` stacked matrices of records.  allocate: returns uint8 [n] for n; None:
-    ``np.empty``."""
+def _allocate(n_bytes: int) -> np.ndarray:
+    return np.empty(n_bytes, np.uint8)
+
+
+def empty_records(weight: Weight, count: int, allocate: Callable[[int], np.ndarray] = _allocate) -> Records:
+    """Memory for the rows of ``weight`` as ``count`` stacked matrices of records.  allocate: returns uint8 [n] for n."""
     rows, entry = weight.rows // count, weight.format
     shape = count, -(-rows // ROWS), ROWS * entry.row_bytes(weight.columns)
-    data = np.empty(shape, np.uint8) if allocate is None else allocate(math.prod(shape)).reshape(shape)
+    data = allocate(math.prod(shape)).reshape(shape)
     return Records(weight.name, entry, rows, weight.columns, count, data)
 
 
