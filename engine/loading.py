@@ -222,7 +222,7 @@ def load(
     if drafter is not None:
         llm.model.expect_drafts()
     if drafter is not None and assists:
-        llm.draft = _assistant(drafter.gguf, llm, draft_ops)
+        llm.draft = _assistant(drafter.gguf, llm, None if device_draft is None else draft_ops)
     elif drafter is not None and drafted:
         draft = _load(
             drafter,
@@ -256,15 +256,20 @@ def _open(path_or_name: str | os.PathLike[str] | None, check_tensors: bool, prog
     return _File(gguf, time.perf_counter() - started)
 
 
-def _assistant(gguf: GGUF, llm: LLM, ops: Ops) -> AssistantDraft:
-    """The assistant of a model as its draft source, on the device of ``ops``."""
+def _assistant(gguf: GGUF, llm: LLM, ops: Ops | None) -> AssistantDraft:
+    """The assistant of a model as its draft source, on the device of ``ops``; None: where the model's output is."""
     target = llm.model
     if "tokenizer.ggml.tokens" in gguf.metadata:
         check_tokens(gguf.path, gguf.require("tokenizer.ggml.tokens", "str[]"), llm)
-    if ops.shares_memory_with(target.ops):
+    if ops is None or ops.shares_memory_with(target.ops):
         ops = target.ops
-    else:
+    elif ops.can_reach(target.ops):
         ops.reach(target.ops)
+    else:
+        raise UsageError(
+            f"{gguf.path} reads the output of the model, which is on another kind of device: leave out its device "
+            "(device_draft=...)."
+        )
     target.drafter = Assistant(read_assistant(gguf), gguf, ops, target)
     ops.loaded()
     return AssistantDraft(llm)
