@@ -202,9 +202,15 @@ class Backend(
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
         target[first : first + rows.shape[0]] = rows
 
-    def download(self, array: np.ndarray) -> np.ndarray:
-        """The array itself, which is a NumPy array."""
-        return array
+    def download(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The array itself, which is a NumPy array, or ``out`` with its values."""
+        if out is None:
+            return array
+        out[...] = array
+        return out
+
+    def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        return np.empty(shape, dtype)
 
     def inputs(self) -> None:
         """None: passes take their inputs as arguments."""
@@ -216,6 +222,7 @@ class Backend(
         n_logits: int,
         inputs: Batch[np.ndarray] | None = None,
         most: int = 0,
+        out: np.ndarray | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass, once for rows of one sequence and once for those of several."""
@@ -228,7 +235,9 @@ class Backend(
             plan.program.finish()
         self.run_program(plan.program)
         result = plan.program.result
-        return None if result is None else np.array(result)
+        if result is None:
+            return None
+        return np.array(result) if out is None else self.download(result, out)
 
     def split(self, forward: Forward[np.ndarray], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> WholePass:
         """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""

@@ -105,6 +105,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         self._needed: dict[Recordable[Tensor], list[Specialization]] = {}
         #: The prefill pass that has begun last: its memory is in use until it has ended.
         self._split: SplitPlan | None = None
+        #: The pass whose rows were last written to inputs, by the address of their tokens.
+        self._written: dict[int, Batch[np.ndarray]] = {}
         self._inputs, self._prefill_inputs = self.inputs(), self.inputs()
         self.tokens, self.positions, self.sequences = (
             self._inputs.tokens,
@@ -161,8 +163,12 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def store(self, target: Tensor, first: int, rows: np.ndarray) -> None:
         self._memory.store(target, first, rows)
 
-    def download(self, array: Tensor) -> np.ndarray:
-        return self._memory.download(array)
+    def download(self, array: Tensor, out: np.ndarray | None = None) -> np.ndarray:
+        return self._memory.download(array, out)
+
+    def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """Pinned memory.  Raises DeviceError if the system cannot provide it."""
+        return self.device.pinned(shape, dtype, "buffers for a divided model", zeroed=False)[0]
 
     def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
         """A weight matrix that the operations can read, copied to the device and arranged in records.  Raises DeviceError if
@@ -217,6 +223,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         n_logits: int,
         inputs: Batch[Tensor] | None = None,
         most: int = 0,
+        out: np.ndarray | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
         first call with a number of rows records the pass.  A mixed pass, of which the logits of all rows are requested, is
@@ -224,10 +231,11 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
         inputs: the memory for tokens, positions and slots; None: the backend's own.
         most: the number of rows of the model's largest prefill pass, 0: ``max_rows``.
+        out: the array that the result is written to, None: a new one.
         """
         passing = self._prepared(forward, batch, n_logits, inputs, most)
         passing.advance(passing.pieces)
-        return passing.logits(wait=True)
+        return passing.logits(True, out)
 
     def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPlan:
         """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one."""
@@ -254,9 +262,13 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
         place = self._place(batch.role, inputs)
         plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role, most)
-        given = (place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, batch.sequences)
-        for target, numbers in given:
-            self.device.write(target.address, np.pad(numbers, (0, rows - batch.rows), "edge"))
+        # A stage after another one finds the rows of the pass in place.
+        if self._written.get(place.tokens.address) is not batch:
+            pairs = (place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, batch.sequences)
+            for target, numbers in pairs:
+                more = rows - batch.rows
+                self.device.write(target.address, np.pad(numbers, (0, more), "edge") if more else numbers)
+            self._written[place.tokens.address] = batch
         wanted = None
         if plan.result is not None and n_logits:
             wanted = plan.result[: batch.rows if batch.mixed else n_logits]

@@ -21,9 +21,9 @@ from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter
 from engine.models.linear import Linear
 from engine.models.loader import Loader
-from engine.models.needs import cache_specs, hidden_ring
+from engine.models.needs import cache_specs, hidden_ring, stream_width
 from engine.models.placement import Placement
-from engine.models.stage import Stage, StagedPass
+from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
 from engine.ops.executor import SplitPass
 from engine.ops.operations import Ops
 
@@ -101,6 +101,8 @@ class Model(Loader):
         self.segments = max((spec.segments for spec in specs), default=0)
         #: The runs of its parts that lie on one device; empty if all parts do.
         self.stages = self._staged()
+        #: Memory for the residual streams between stages.
+        self._buffers = StreamBuffers(placement.accelerator, self.max_rows, stream_width(config))
 
     @property
     def devices(self) -> tuple[Ops, ...]:
@@ -119,8 +121,9 @@ class Model(Loader):
         runs = self.placement.stages()
         if len(runs) == 1:
             return []
+        inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
-        return [Stage(self, ops, parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
+        return [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
 
     def loader(self, ops: Ops) -> Loader:
         """The loader that loads tensors for a backend: the model itself for its own."""
@@ -176,7 +179,7 @@ class Model(Loader):
         told = None
         if self.config.n_per_layer:
             told = self.placement.first.run(self.tell, batch, batch.rows, None, self.prompt_rows)
-        return StagedPass(self.stages, batch, told, n_logits)
+        return StagedPass(self.stages, batch, told, n_logits, self._buffers)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.

@@ -55,6 +55,11 @@ class Placement:
         """Every backend once, in the order in which a pass reaches them."""
         return tuple(dict.fromkeys((self.first, *(ops for _, ops in self.parts()), self.last)))
 
+    @property
+    def accelerator(self) -> Ops:
+        """The first backend with memory of its own; the last backend if all use that of the host."""
+        return next((ops for ops in self.devices if ops.device_memory() is not None), self.last)
+
     def parts(self) -> Iterator[tuple[LayerPart, Ops]]:
         """The parts in the order of a pass, each with its backend."""
         for il, (mixer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):

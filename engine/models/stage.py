@@ -6,9 +6,9 @@ pass in slices, since the bits of a row do not depend on the other rows.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,26 +40,55 @@ class DivisibleModel(Protocol):
         """The logits of the last ``n_logits`` rows of x, float32 [n_logits, n_vocab], or None for no logits."""
 
 
+class StageInputs:
+    """What a stage begins with, in the memory of a device, all of whose stages share it.
+
+    x: the residual stream, float32 [rows, width]; told: the per-layer embeddings, float32 [n], or None.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Ops, max_rows: int) -> None:
+        """max_rows: the maximum number of rows in a pass of the model."""
+        self.ops = ops
+        #: The maximum number of rows that the backend reads at a time.
+        self.rows = max(ops.decode_rows, min(ops.max_rows, max_rows))
+        self.x = ops.zeros((self.rows, stream_width(config)), np.float32)
+        told = config.n_layer * config.n_per_layer
+        self.told = ops.zeros((self.rows * told,), np.float32) if told else None
+
+    def place(self, batch: Batch[np.ndarray], x: np.ndarray | None, told: np.ndarray | None) -> None:
+        """Copy what a pass begins with to the device."""
+        more = self.ops.padded_rows(batch.rows, batch.mixed) - batch.rows
+        if x is not None:
+            self.ops.store(self.x, 0, np.pad(x, ((0, more), (0, 0)), "edge") if more else x)
+        if told is not None:
+            assert self.told is not None
+            self.ops.store(self.told, 0, np.pad(told, ((0, 0), (0, more), (0, 0)), "edge").reshape(-1))
+
+
+class RowSlice(NamedTuple):
+    """Rows of a pass that a backend reads at a time, and the pass over them."""
+
+    rows: slice
+    batch: Batch[np.ndarray]
+
+
 class Stage:
-    """Parts of ``model`` on the backend ``ops``; is_first: whether it begins with the embedding; is_last: whether it ends
-    with the output."""
+    """Parts of ``model`` on the backend of ``inputs``; is_first: whether it begins with the embedding; is_last: whether it
+    ends with the output."""
 
     def __init__(
-        self, model: DivisibleModel, ops: Ops, parts: Sequence[LayerPart], is_first: bool, is_last: bool
+        self, model: DivisibleModel, inputs: StageInputs, parts: Sequence[LayerPart], is_first: bool, is_last: bool
     ) -> None:
-        self.ops = ops
+        self.ops = inputs.ops
         self.parts = tuple(parts)
         self.is_last = is_last
         #: Seconds that its passes have taken.
         self.seconds = 0.0
         self._model = model
-        c = model.config
+        self._inputs = inputs
+        self._is_first = is_first
         #: The maximum number of rows that the backend reads at a time.
-        self.prompt_rows = max(ops.decode_rows, min(ops.max_rows, model.max_rows))
-        #: The residual stream and the per-layer embeddings that a pass begins with.
-        self._x = None if is_first else ops.zeros((self.prompt_rows, stream_width(c)), np.float32)
-        told = c.n_layer * c.n_per_layer
-        self._told = ops.zeros((self.prompt_rows * told,), np.float32) if told else None
+        self.prompt_rows = inputs.rows
 
     # --- what a backend asks of a model (``engine.ops.model.Recordable``) ----------------------------------------------
 
@@ -71,12 +100,12 @@ class Stage:
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of the stage.  Returns the residual stream of all rows, float32 [rows, width]; of the last stage,
         the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits."""
-        model, c = self._model, self._model.config
-        if self._told is not None:
+        model, c, inputs = self._model, self._model.config, self._inputs
+        if inputs.told is not None:
             count = c.n_layer * c.n_per_layer * batch.rows
-            told = self._told[slice(count)].reshape(c.n_layer, batch.rows, c.n_per_layer)
+            told = inputs.told[slice(count)].reshape(c.n_layer, batch.rows, c.n_per_layer)
             batch = replace(batch, per_layer=told)
-        x = model.embed(batch) if self._x is None else self._x[slice(batch.rows)]
+        x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
         for part in self.parts:
             compute = model.feed if part.network else model.mix
             x = compute(self.ops, part.layer, x, batch)
@@ -84,64 +113,99 @@ class Stage:
 
     # --- passes ----------------------------------------------------------------------------------------------------
 
-    def run(
-        self, batch: Batch[np.ndarray], x: np.ndarray | None, told: np.ndarray | None, n_logits: int
-    ) -> np.ndarray | None:
-        """The result of :meth:`compute` for the rows of a batch.  x: the residual stream, None for the first stage; told: the
-        per-layer embeddings, None if there are none."""
-        begun, found, end = time.perf_counter(), [], batch.rows - n_logits
-        for rows in self._slices(batch):
-            part = batch.part(rows)
-            if not batch.mixed:
-                part = replace(part, role=Role.DECODE if part.rows <= self.ops.decode_rows else Role.PREFILL)
-            self._place(part, None if x is None else x[rows], None if told is None else told[:, rows])
-            wanted = min(part.rows, max(0, rows.stop - end)) if self.is_last else part.rows
-            out = self.ops.run(self.compute, part, wanted, None, self.prompt_rows)
-            if out is not None:
-                found.append(out)
-        self.seconds += time.perf_counter() - begun
-        if not found:
-            return None
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def _slices(self, batch: Batch[np.ndarray]) -> Iterator[slice]:
-        """The rows that the backend reads at a time."""
-        first = 0
+    def slices(self, batch: Batch[np.ndarray]) -> list[RowSlice]:
+        """A pass as the backend reads it."""
+        found, first = [], 0
         while first < batch.rows:
             left = batch.rows - first
             count = left if batch.rows <= self.ops.decode_rows else self.ops.next_rows(left, self.prompt_rows)
-            yield slice(first, first + count)
+            rows = slice(first, first + count)
+            part = batch if count == batch.rows else batch.part(rows)
+            if not batch.mixed:
+                part = replace(part, role=Role.DECODE if count <= self.ops.decode_rows else Role.PREFILL)
+            found.append(RowSlice(rows, part))
             first += count
+        return found
 
-    def _place(self, batch: Batch[np.ndarray], x: np.ndarray | None, told: np.ndarray | None) -> None:
-        """Copy what a pass begins with to the device."""
-        more = self.ops.padded_rows(batch.rows, batch.mixed) - batch.rows
-        if x is not None:
-            assert self._x is not None
-            self.ops.store(self._x, 0, np.pad(x, ((0, more), (0, 0)), "edge") if more else x)
-        if told is not None:
-            assert self._told is not None
-            self.ops.store(self._told, 0, np.pad(told, ((0, 0), (0, more), (0, 0)), "edge").reshape(-1))
+    def run(
+        self, slices: Sequence[RowSlice], x: np.ndarray | None, told: np.ndarray | None, n_logits: int, out: np.ndarray
+    ) -> np.ndarray | None:
+        """The result of :meth:`compute` for the rows of a pass.
+
+        slices: the pass, from :meth:`slices`; x: the residual stream, None for the first stage; told: the per-layer
+        embeddings, None if there are none; out: where the residual stream after the stage is written to, float32 [rows,
+        width], which may be x.
+        """
+        begun, found, end = time.perf_counter(), [], slices[-1].rows.stop - n_logits
+        for rows, part in slices:
+            self._inputs.place(part, None if x is None else x[rows], None if told is None else told[:, rows])
+            if not self.is_last:
+                self.ops.run(self.compute, part, part.rows, None, self.prompt_rows, out[rows])
+                continue
+            logits = self.ops.run(self.compute, part, min(part.rows, max(0, rows.stop - end)), None, self.prompt_rows)
+            if logits is not None:
+                found.append(logits)
+        self.seconds += time.perf_counter() - begun
+        if not self.is_last:
+            return out
+        return np.concatenate(found) if len(found) > 1 else (found[0] if found else None)
+
+
+class StreamBuffers:
+    """Arrays in host memory for the residual stream of passes, whose copies to and from a device are fast."""
+
+    def __init__(self, ops: Ops, max_rows: int, width: int) -> None:
+        """ops: the backend of the device; max_rows: the maximum number of rows in a pass; width: of the residual stream."""
+        self._ops = ops
+        self._max_rows, self._width = max_rows, width
+        #: Arrays that no pass uses, by their number of rows.
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def take(self, rows: int) -> np.ndarray:
+        """An array that no other pass uses, float32 [at least rows, width]."""
+        few = self._ops.decode_rows
+        size = few if rows <= few else self._max_rows
+        free = self._free.get(size)
+        return free.pop() if free else self._ops.host_array((size, self._width), np.float32)
+
+    def give(self, array: np.ndarray) -> None:
+        """Put an array back."""
+        self._free.setdefault(len(array), []).append(array)
 
 
 class StagedPass:
     """A pass of a model with several stages, each of which is a piece (``engine.ops.executor.SplitPass``)."""
 
     def __init__(
-        self, stages: Sequence[Stage], batch: Batch[np.ndarray], told: np.ndarray | None, n_logits: int
+        self,
+        stages: Sequence[Stage],
+        batch: Batch[np.ndarray],
+        told: np.ndarray | None,
+        n_logits: int,
+        buffers: StreamBuffers,
     ) -> None:
         """told: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], or None; n_logits: the number
         of last rows whose logits are wanted."""
         self.pieces = len(stages)
         self._left = list(stages)
         self._batch, self._told, self._n_logits = batch, told, n_logits
+        #: The pass as each device reads it.  The stages of a device get the same objects (``Executor.run``).
+        self._slices: dict[Ops, list[RowSlice]] = {}
+        self._buffers = buffers
+        self._stream: np.ndarray | None = buffers.take(batch.rows)
         self._result: np.ndarray | None = None
 
     def advance(self, count: int) -> int:
         """Run the next ``count`` stages; returns how many are left."""
         for stage in self._left[:count]:
-            self._result = stage.run(self._batch, self._result, self._told, self._n_logits)
+            if stage.ops not in self._slices:
+                self._slices[stage.ops] = stage.slices(self._batch)
+            assert self._stream is not None
+            slices, out = self._slices[stage.ops], self._stream[: self._batch.rows]
+            self._result = stage.run(slices, self._result, self._told, self._n_logits, out)
         del self._left[:count]
+        if not self._left:
+            self.cancel()
         return len(self._left)
 
     def complete(self) -> np.ndarray | None:
@@ -157,3 +221,6 @@ class StagedPass:
     def cancel(self) -> None:
         """Run no further stage."""
         self._left.clear()
+        if self._stream is not None:
+            self._buffers.give(self._stream)
+            self._stream = None

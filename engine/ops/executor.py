@@ -64,12 +64,16 @@ class Executor(Protocol[A]):
         n_logits: int,
         inputs: Batch[A] | None = None,
         most: int = 0,
+        out: np.ndarray | None = None,
     ) -> np.ndarray | None:
         """Run a pass over the rows of ``batch`` and return its logits, float32 [n_logits, n_vocab]; None if n_logits is 0.
+
+        The parts of a divided model are passes over the same ``batch`` object, whose rows may then be written only once.
 
         inputs: memory for tokens and positions, allocated by :meth:`inputs`; None: the memory of the backend.
         most: the maximum number of rows in a pass of the model that reads a prompt; 0: ``max_rows``.  The recordings of
             passes with this number of rows are kept.
+        out: a contiguous array that the result is written to, and which is returned; None: a new one.
         """
 
     def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPass:

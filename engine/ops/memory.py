@@ -51,8 +51,12 @@ class MemoryOperations(Protocol[A, M_co]):
     def store(self, target: A, first: int, rows: np.ndarray) -> None:
         """Copy a NumPy array to rows of an array: target[first : first + len(rows)] = rows."""
 
-    def download(self, array: A) -> np.ndarray:
-        """The values of an array as a NumPy array, read after all work that was started earlier has ended."""
+    def download(self, array: A, out: np.ndarray | None = None) -> np.ndarray:
+        """The values of an array as a NumPy array, read after all work that was started earlier has ended.  out: a contiguous
+        array of this shape and dtype that they are written to, and which is returned; None: a new one."""
+
+    def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """An uninitialized array in host memory whose copies to and from the device are fast."""
 
     def weight(self, weight: Weight, host: bool = False) -> M_co:
         """A weight matrix in memory that the operations can read.  Raises DeviceError if memory runs out.

@@ -453,10 +453,11 @@ class Device:
         self._staging[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
         return int(self._staging.ctypes.data) + at
 
-    def read(self, address: int, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """Copy an array from the device, after everything launched so far."""
+    def read(self, address: int, shape: tuple[int, ...], dtype: DTypeLike, out: np.ndarray | None = None) -> np.ndarray:
+        """Copy an array from the device, after everything launched so far.  out: a contiguous array of this shape and dtype
+        to copy it to; None: a new one."""
         self._use()
-        out = np.empty(shape, dtype)
+        out = np.empty(shape, dtype) if out is None else out
         if out.nbytes:
             result = self._driver.cuMemcpyDtoHAsync(out.ctypes.data, address, out.nbytes, self._stream)
             self._check(result, "a copy from the device")

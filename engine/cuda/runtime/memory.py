@@ -60,9 +60,9 @@ class PersistentMemory:
         """target[first : first + len(rows)] = rows."""
         self._device.write(target[first : first + rows.shape[0]].address, rows)
 
-    def download(self, array: Tensor) -> np.ndarray:
-        """A copy of a device array as a NumPy array."""
-        return self._device.read(array.address, array.shape, array.dtype)
+    def download(self, array: Tensor, out: np.ndarray | None = None) -> np.ndarray:
+        """A copy of a device array as a NumPy array, in ``out`` if it is given."""
+        return self._device.read(array.address, array.shape, array.dtype, out)
 
     def begin(self, total: int, progress: Progress | None) -> None:
         """Let ``weight`` return before its matrix is in device memory, until ``loaded``.  ``progress("load", done, total)``

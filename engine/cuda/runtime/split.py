@@ -15,7 +15,7 @@ class PlanOperations(Protocol):
     device: Device
     plans: Plans
 
-    def download(self, array: Tensor) -> np.ndarray:
+    def download(self, array: Tensor, out: np.ndarray | None = None) -> np.ndarray:
         """A copy of an array as a NumPy array, after everything launched so far has ended."""
 
 
@@ -50,12 +50,12 @@ class SplitPlan:
         self.advance(self.pieces)
         self._result = self.logits(wait=False)
 
-    def logits(self, wait: bool) -> np.ndarray | None:
+    def logits(self, wait: bool, out: np.ndarray | None = None) -> np.ndarray | None:
         """The logits of the last rows of the pass, float32 [n_logits, n_vocab]; None if none were requested.  All pieces must
-        have been launched.  wait: whether to wait for the pass even then."""
+        have been launched.  wait: whether to wait for the pass even then; out: where they are written to, None: a new array."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
-            return self._ops.download(wanted)
+            return self._ops.download(wanted, out)
         if wait:
             self._ops.device.synchronize()
         return self._result

@@ -120,8 +120,8 @@ class SimulatedDevice:
         if array.nbytes:
             self.at(address, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
-    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        out = np.empty(shape, dtype)
+    def read(self, address: int, shape: tuple[int, ...], dtype: Any, out: np.ndarray | None = None) -> np.ndarray:
+        out = np.empty(shape, dtype) if out is None else out
         if out.nbytes:
             out.reshape(-1).view(np.uint8)[:] = self.at(address, out.nbytes)
         return out
