@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Batch
+from engine.arrays import Matrix as AnyMatrix
 from engine.cache.pages import PagedMemory
 from engine.checks import described
 from engine.compile.jobs import Job
@@ -151,6 +152,12 @@ class Backend(
         if not self._loading:
             self._fill()
         return records
+
+    def weight_stream(self, parts: Sequence[Sequence[AnyMatrix]]) -> None:
+        """None: weights are in the memory that the operations read."""
+
+    def stream_bytes(self, parts: Sequence[int]) -> int:
+        return 0
 
     def _fill(self, progress: Progress | None = None) -> None:
         """Copy the rows of all matrices that are still empty."""

@@ -87,6 +87,12 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+def whole_mapping(array: np.ndarray) -> np.ndarray | None:
+    """All bytes of the mapping that an array is a view of, uint8 [n]; None for other arrays."""
+    memory, _ = _mapping(array)
+    return None if memory is None else np.frombuffer(memory, np.uint8)
+
+
 def _mapping(array: np.ndarray) -> tuple[mmap.mmap | None, int]:
     """The mapping that an array is a view of, and the offset of the array in it."""
     owner: object = array

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import Batch, Role
+from engine.arrays import Batch, Matrix, Role
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.pages import PagedMemory
@@ -48,6 +48,7 @@ from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
+from engine.cuda.runtime.weight_stream import STAGING, DeviceWeightStream, can_be_streamed
 from engine.gguf.pages import give_back
 from engine.limits import DECODE_ROWS
 from engine.ops.activation import Activation
@@ -177,6 +178,20 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         host: keep it in host memory that the device reads, for a table of which a pass reads only a few rows.
         """
         return self._memory.weight(weight, host)
+
+    def weight_stream(self, parts: Sequence[Sequence[Matrix]]) -> DeviceWeightStream | None:
+        """None below compute capability 8.0, which has no wide kernels, and for a format whose rows are not in whole
+        records."""
+        if self.device.compute_capability < WIDE or not all(
+            can_be_streamed(matrix) for part in parts for matrix in part
+        ):
+            return None
+        return DeviceWeightStream(self.device, parts)
+
+    def stream_bytes(self, parts: Sequence[int]) -> int:
+        if self.device.compute_capability < WIDE or not parts:
+            return 0
+        return 2 * max(parts) + min(STAGING, max(parts))
 
     def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
         """Let ``weight`` return before its matrix is on the device, until ``loaded``; both call ``progress("load", done,

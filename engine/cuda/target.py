@@ -88,6 +88,9 @@ class Target:
     def write(self, address: int, array: np.ndarray) -> None:
         """Nothing."""
 
+    def pin(self, array: np.ndarray) -> None:
+        """Nothing."""
+
     def beside(self) -> "Target":
         """Itself: it has no queue."""
         return self
@@ -105,9 +108,9 @@ class Target:
     def wait(self, what: str) -> None:
         """Nothing."""
 
-    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Zeros."""
-        return np.zeros(shape, dtype)
+    def read(self, address: int, shape: tuple[int, ...], dtype: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """Zeros, or ``out`` as it is."""
+        return np.zeros(shape, dtype) if out is None else out
 
     def load(self, specialization: Specialization) -> None:
         """Record the kernel in ``launched``."""

@@ -1,5 +1,6 @@
 """The common part of all models: embedding, layers, output head, cache, and the methods that run passes."""
 
+import contextlib
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -16,6 +17,7 @@ from engine.cache.sequence import Sequence
 from engine.cache.spec import StoredRows, of_sequence
 from engine.cache.types import CHUNK, Types
 from engine.compile.jobs import Job
+from engine.errors import DeviceError
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter
@@ -24,6 +26,7 @@ from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
 from engine.models.placement import Placement
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
+from engine.models.streaming import Streaming, streaming
 from engine.ops.executor import SplitPass
 from engine.ops.operations import Ops
 
@@ -100,7 +103,10 @@ class Model(Loader):
         #: The number of segments in the rings of recurrent layers; 0 without such layers.
         self.segments = max((spec.segments for spec in specs), default=0)
         #: The runs of its parts that lie on one device; empty if all parts do.
-        self.stages = self._staged()
+        self.stages: list[Stage] = []
+        #: How a divided model reads prompts on the GPU; None if it does not.
+        self.streaming: Streaming | None = None
+        self._divide()
         #: Memory for the residual streams between stages.
         self._buffers = StreamBuffers(placement.accelerator, self.max_rows, stream_width(config))
 
@@ -117,13 +123,21 @@ class Model(Loader):
             return self.embedding
         return self.matrix("token_embd.weight", self.config.n_vocab, self.config.n_embd)
 
-    def _staged(self) -> list[Stage]:
+    def _divide(self) -> None:
+        """Make the stages, unless one device has all parts."""
         runs = self.placement.stages()
         if len(runs) == 1:
-            return []
+            return
         inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
-        return [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
+        self.stages = [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
+        # If the memory of the GPU is too small, its layers alone are there.
+        with contextlib.suppress(DeviceError):
+            self.streaming = streaming(self, self.placement, self.layers, inputs)
+
+    def layer(self, ops: Ops, il: int) -> Any:
+        """Layer ``il`` with a network whose weights are in memory that ``ops`` reads."""
+        return self.layers[il] if ops is self.placement.networks[il] else cast(Streaming, self.streaming).layers[il]
 
     def loader(self, ops: Ops) -> Loader:
         """The loader that loads tensors for a backend: the model itself for its own."""
@@ -179,7 +193,9 @@ class Model(Loader):
         told = None
         if self.config.n_per_layer:
             told = self.placement.first.run(self.tell, batch, batch.rows, None, self.prompt_rows)
-        return StagedPass(self.stages, batch, told, n_logits, self._buffers)
+        if self.streaming is None or batch.mixed or batch.role is Role.DECODE:
+            return StagedPass(self.stages, batch, told, n_logits, self._buffers)
+        return self.streaming.begin(self.stages, batch, told, n_logits, self._buffers)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.
@@ -364,7 +380,8 @@ class Model(Loader):
         """A compile job for every kernel that its passes use."""
         if not self.stages:
             return self.ops.jobs(self)
-        return list(dict.fromkeys(job for stage in self.stages for job in stage.ops.jobs(stage)))
+        streamed = () if self.streaming is None else self.streaming.distinct(self.config)
+        return list(dict.fromkeys(job for stage in (*self.stages, *streamed) for job in stage.ops.jobs(stage)))
 
     def warm_up(self) -> None:
         """Load the kernels of its passes.  Overwrites the cache."""
@@ -377,7 +394,7 @@ class Model(Loader):
         """The seconds that the stages on each device have taken so far, by the label of the device; empty for a model that is
         not divided."""
         found: dict[str, float] = {}
-        for stage in self.stages:
+        for stage in (*self.stages, *(self.streaming.stages if self.streaming is not None else ())):
             found[stage.ops.label] = found.get(stage.ops.label, 0.0) + stage.seconds
         return found
 

@@ -36,4 +36,4 @@ class StandardDecoder(Model):
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the network of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
-        return self.layers[il].feed(ops, x, batch)
+        return self.layer(ops, il).feed(ops, x, batch)

@@ -6,7 +6,7 @@ pass in slices, since the bits of a row do not depend on the other rows.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -183,9 +183,11 @@ class StagedPass:
         told: np.ndarray | None,
         n_logits: int,
         buffers: StreamBuffers,
+        note: Callable[[int, float], None] | None = None,
     ) -> None:
         """told: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], or None; n_logits: the number
-        of last rows whose logits are wanted."""
+        of last rows whose logits are wanted; note: called with the number of rows and the seconds of the stages at the
+        end."""
         self.pieces = len(stages)
         self._left = list(stages)
         self._batch, self._told, self._n_logits = batch, told, n_logits
@@ -194,9 +196,11 @@ class StagedPass:
         self._buffers = buffers
         self._stream: np.ndarray | None = buffers.take(batch.rows)
         self._result: np.ndarray | None = None
+        self._note, self._seconds = note, 0.0
 
     def advance(self, count: int) -> int:
         """Run the next ``count`` stages; returns how many are left."""
+        begun = time.perf_counter()
         for stage in self._left[:count]:
             if stage.ops not in self._slices:
                 self._slices[stage.ops] = stage.slices(self._batch)
@@ -204,7 +208,11 @@ class StagedPass:
             slices, out = self._slices[stage.ops], self._stream[: self._batch.rows]
             self._result = stage.run(slices, self._result, self._told, self._n_logits, out)
         del self._left[:count]
+        self._seconds += time.perf_counter() - begun
         if not self._left:
+            if self._note is not None:
+                self._note(self._batch.rows, self._seconds)
+                self._note = None
             self.cancel()
         return len(self._left)
 

@@ -6,13 +6,29 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import A, M_co
+from engine.arrays import A, M_co, Matrix
 from engine.cache.pages import PagedMemory
 from engine.compile.jobs import Job
 from engine.ops.weight import Weight
 
 Progress = Callable[[str, int, int], None]
 """``progress(stage, done, total)`` reports the progress of a long operation."""
+
+
+class WeightStream(Protocol[M_co]):
+    """Weights in host memory that a device copies, one part of a model after another, while it computes."""
+
+    @property
+    def matrices(self) -> Sequence[Sequence[M_co]]:
+        """The matrices of each part in memory that the operations can read, which they are in from :meth:`wait` for the part
+        until :meth:`begin` for the second part after it."""
+
+    def begin(self, part: int) -> None:
+        """Begin to copy the weights of a part, unless they are in place or there is no such part.  Passes over the second
+        part before it must have ended."""
+
+    def wait(self, part: int) -> None:
+        """Wait until the copies that :meth:`begin` has begun for a part have ended.  Raises DeviceError if they fail."""
 
 
 class MemoryOperations(Protocol[A, M_co]):
@@ -63,6 +79,18 @@ class MemoryOperations(Protocol[A, M_co]):
 
         host: whether to keep the matrix in host memory, which suits a table of which a pass reads only a few rows.
         """
+
+    def weight_stream(self, parts: Sequence[Sequence[Matrix]]) -> WeightStream[M_co] | None:
+        """Matrices of parts of a model that stay in the memory of the CPU and that this device copies when a pass needs them.
+        None if the device cannot.  Raises DeviceError if memory runs out.
+
+        parts: the matrices of each part, in the order in which a pass computes the parts, as the CPU's :meth:`weight`
+            returned them.
+        """
+
+    def stream_bytes(self, parts: Sequence[int]) -> int:
+        """The memory in bytes that :meth:`weight_stream` needs for parts with these numbers of bytes; 0 if the device cannot
+        stream."""
 
     def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
         """Prepare to load the tensors of a file.

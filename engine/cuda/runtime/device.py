@@ -479,6 +479,16 @@ class Device:
             array[...] = 0
         return array, self._mapped(pointer)
 
+    def pin(self, array: np.ndarray) -> object | None:
+        """Pin the memory of an array, so that the device copies it fast and while the host continues, as long as the returned
+        object exists; None if the system does not allow it.  The array must be contiguous, and exist for longer."""
+        self._use()
+        pointer = array.ctypes.data
+        (status,) = self._driver.cuMemHostRegister(pointer, array.nbytes, self._driver.CU_MEMHOSTREGISTER_PORTABLE)
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            return None
+        return _Owner(self._driver.cuMemHostUnregister, pointer)
+
     # --- kernels -----------------------------------------------------------------------------------------------
 
     def load(self, specialization: Specialization) -> Handle:

@@ -52,7 +52,7 @@ class SplitPlan:
 
     def logits(self, wait: bool, out: np.ndarray | None = None) -> np.ndarray | None:
         """The logits of the last rows of the pass, float32 [n_logits, n_vocab]; None if none were requested.  All pieces must
-        have been launched.  wait: whether to wait for the pass even then; out: where they are written to, None: a new array."""
+        have been launched.  wait: whether to wait for the pass even then; out: the array for them, None: a new one."""
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
             return self._ops.download(wanted, out)

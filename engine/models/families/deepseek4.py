@@ -259,7 +259,7 @@ class DeepSeek4(Model):
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the network of layer ``il``: the streams after it from x before it, float32 [rows, 4 n_embd]."""
-        return self.layers[il].feed(ops, x, batch)
+        return self.layer(ops, il).feed(ops, x, batch)
 
 
 ARCHITECTURES = (

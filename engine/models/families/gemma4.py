@@ -274,7 +274,7 @@ class Gemma4(Gemma4Loader, Model):
         told = batch.per_layer
         if told is not None:
             told = told[il : il + 1].reshape(batch.rows, self.config.n_per_layer)
-        return self.add_network(ops, self.layers[il].network, x, told)
+        return self.add_network(ops, self.layer(ops, il).network, x, told)
 
 
 ARCHITECTURES = (Architecture("gemma4", "Gemma 4", read, "transformers Gemma4ForCausalLM", "an assistant", Gemma4),)

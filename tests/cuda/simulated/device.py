@@ -126,6 +126,9 @@ class SimulatedDevice:
             out.reshape(-1).view(np.uint8)[:] = self.at(address, out.nbytes)
         return out
 
+    def pin(self, array: np.ndarray) -> None:
+        return None
+
     def beside(self) -> "SimulatedDevice":
         return self
 

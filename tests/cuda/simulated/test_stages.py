@@ -13,6 +13,7 @@ if not SIMULATED:
 
 import engine
 from engine.cuda import backend
+from engine.models import streaming
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
@@ -74,3 +75,35 @@ def test_what_does_not_fit_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.
     assert llm.complete(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).ids == (
         engine.load(path, device="cpu", **given).complete(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).ids
     )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "quant", "options"),
+    [
+        ("gemma3", "Q5_1", {"n_gpu_layers": 1}),
+        ("qwen35moe", "Q4_0", {"n_cpu_moe": 3}),
+        ("deepseek4", "Q8_0", {"override_tensor": "attn=cpu,ffn=cpu"}),
+    ],
+)
+def test_prompts_with_weights_that_are_copied(
+    name: str, quant: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "FEWEST_ROWS", 17)
+    path = make_model(tmp_path / "model.gguf", SHAPES[name], quant)
+    given: dict[str, Any] = {"n_ctx": 48, "n_threads": 1}
+    cpu = engine.load(path, device="cpu", **given)
+    llm = engine.load(path, device="cuda", **given, **options)
+    assert llm.model.streaming is not None
+    tokens, found = np.arange(19, dtype=np.int32) % llm.config.n_vocab, []
+    for each in (cpu, llm):
+        # Two passes, the second of which finds the weights of other parts on the device.
+        for first in (0, 19):
+            positions = np.arange(first, first + 19, dtype=np.int32)
+            found.append(each.model.forward(tokens, positions, 3, each.model.sequence).tobytes())
+    assert found[:2] == found[2:]
+    assert llm.model.streaming.prices.streamed is not None
+    # Few rows are computed where the weights are.
+    forgotten = llm.model.streaming.prices.streamed
+    llm.complete([1, 2], max_tokens=1, temperature=0)
+    assert llm.model.streaming.prices.streamed == forgotten
