@@ -21,7 +21,15 @@ from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
-from engine.models.division import PER_LAYER, Division, fitted, parse_overrides, tensors_of, weight_bytes
+from engine.models.division import (
+    PER_LAYER,
+    Division,
+    fitted,
+    parse_overrides,
+    streamed_bytes,
+    tensors_of,
+    weight_bytes,
+)
 from engine.models.families.deepseek4 import with_rounding
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
@@ -324,6 +332,9 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     placement = _placement(config, gguf, ops, n_ctx, rewind, options)
     weights = weight_bytes(config, gguf, placement)
     weights[ops] += options.beside
+    streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
+    # Without room for them, prompts are slower.
+    weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
     devices += [device for device in placement.devices if device is not ops]
     tensors = tensors_of(config, gguf, placement)
@@ -371,7 +382,8 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, rewind: in
 
     def fits(placement: Placement) -> bool:
         """Whether the GPU has room for its parts and for a context, if prompts are read in small passes."""
-        room = ops.free_memory(weight_bytes(config, gguf, placement)[ops] + options.beside)
+        streamed = ops.stream_bytes(streamed_bytes(config, gguf, placement))
+        room = ops.free_memory(weight_bytes(config, gguf, placement)[ops] + options.beside + streamed)
         sizes = positions, ops.decode_rows, rewind, options.parallel, positions
         return room >= context_bytes(config, ops, options.types, *sizes, placement)
 

@@ -137,7 +137,9 @@ class Model(Loader):
 
     def layer(self, ops: Ops, il: int) -> Any:
         """Layer ``il`` with a network whose weights are in memory that ``ops`` reads."""
-        return self.layers[il] if ops is self.placement.networks[il] else cast(Streaming, self.streaming).layers[il]
+        if self.streaming is None or ops is self.placement.networks[il]:
+            return self.layers[il]
+        return self.streaming.layers[il]
 
     def loader(self, ops: Ops) -> Loader:
         """The loader that loads tensors for a backend: the model itself for its own."""

@@ -361,6 +361,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "read_sum": [()],
     "repeat": [()],
+    "regroup": [(144, False), (22, True)],
     "repack": [(144,), (17,)],
     "rms_norm": [()],
     "rms_norm_add": [()],

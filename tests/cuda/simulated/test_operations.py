@@ -17,8 +17,9 @@ from engine.cuda.runtime import values
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from engine.cpu.products.repack import make_records
 from engine.cuda import backend
-from engine.cuda.products import matmul, repack, unpack_grid
+from engine.cuda.products import matmul, regroup, repack, unpack_grid
 from engine.cuda.products.quantize import activation_words
 from engine.cuda.rows import NARROW_ROWS
 from engine.gguf import grids
@@ -91,6 +92,19 @@ def test_repacked_rows_are_those_of_the_file_in_another_order(gpu: backend.Backe
     same(gpu.device.read(device_weight.address, law.shape, np.uint8), law)
     order = repack.record(entry.type)
     assert np.array_equal(np.sort(order), np.arange(16 * entry.block_bytes))
+
+
+@quantized
+def test_records_of_the_cpu_become_those_of_the_gpu(gpu: backend.Backend, entry: Format) -> None:
+    w = weight(entry, 21, 2 * entry.block)  # the last record of the CPU has five rows, and has no neighbour
+    records = make_records(w, 1, lambda kernel, *given, items: kernel(*given, 0, items))
+    law = repack.repack_rows(entry, w.data)
+    target, order = gpu.zeros((law.size,), np.uint8), gpu.upload(regroup.order(entry.type))
+    given = gpu.upload(records.data), order, target
+    kernel = regroup.regroup(entry.block_bytes, regroup.has_turned_words(entry))
+    sizes = records.data.shape[1], 2, 0
+    gpu.device.launch(kernel, (2, law.shape[0]), 256, (*(each.address for each in given), *sizes))
+    same(gpu.device.read(target.address, law.shape, np.uint8), law)
 
 
 @pytest.mark.covering(1)
