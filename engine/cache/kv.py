@@ -174,6 +174,8 @@ class KVCache(PagedMemory):
         capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
         places: the device of each layer; by default that of ``zeros``.
         """
+        self.specs = tuple(specs)
+        self.types = types
         if places:
             zeros, store = places[0].zeros, places[0].store
         super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity)

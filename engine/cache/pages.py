@@ -219,6 +219,10 @@ class PagePool:
         self._pages[slot, chunk] = page
         self._changed.add(slot)
 
+    def placed(self, slot: int, first: int, end: int) -> list[int]:
+        """The pages of chunks [first, end) of the sequence in a slot."""
+        return [int(page) for page in self._pages[slot, first:end]]
+
     def publish(self) -> None:
         """Write the changes of the table to the devices."""
         targets = self._copies if self._store is None else [(self.table, self._store), *self._copies]
@@ -285,6 +289,11 @@ class PagedMemory:
             assert self._store is not None
             self._tables[paging] = pool.copy(self.zeros, self._store)
         return self._tables[paging]
+
+    @property
+    def tables(self) -> list[Any]:
+        """All tables on this device."""
+        return list(self._tables.values())
 
     def pages(self, pool: PagePool, shape: tuple[int, ...], dtype: DTypeLike, axis: int = 0) -> Any:
         """Allocate a zeroed array whose axis ``axis`` indexes the pages of a pool."""

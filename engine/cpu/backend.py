@@ -216,6 +216,13 @@ class Backend(
         out[...] = array
         return out
 
+    def copy_in(self, target: np.ndarray, source: np.ndarray, axis: int, first: int, end: int) -> None:
+        part = (slice(None),) * axis + (slice(first, end),)
+        target[part] = source[part]
+
+    def copy_out(self, source: np.ndarray, target: np.ndarray, axis: int, first: int, end: int) -> None:
+        self.copy_in(target, source, axis, first, end)
+
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
 

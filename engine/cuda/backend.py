@@ -167,6 +167,12 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def download(self, array: Tensor, out: np.ndarray | None = None) -> np.ndarray:
         return self._memory.download(array, out)
 
+    def copy_in(self, target: Tensor, source: np.ndarray, axis: int, first: int, end: int) -> None:
+        self._memory.copy_in(target, source, axis, first, end)
+
+    def copy_out(self, source: Tensor, target: np.ndarray, axis: int, first: int, end: int) -> None:
+        self._memory.copy_out(source, target, axis, first, end)
+
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Pinned memory.  Raises DeviceError if the system cannot provide it."""
         return self.device.pinned(shape, dtype, "buffers for a divided model", zeroed=False)[0]

@@ -1,7 +1,7 @@
 """The common part of all models: embedding, layers, output head, cache, and the methods that run passes."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from engine.models.drafter import Drafter
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
-from engine.models.placement import Placement
+from engine.models.placement import LayerPart, Placement
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
 from engine.models.streaming import Streaming, streaming
 from engine.ops.executor import SplitPass
@@ -131,15 +131,29 @@ class Model(Loader):
         inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
         self.stages = [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
-        # If the memory of the GPU is too small, its layers alone are there.
-        with contextlib.suppress(DeviceError):
-            self.streaming = streaming(self, self.placement, self.layers, inputs)
+        for mixers in (True, False):
+            # If the memory of the GPU is too small, fewer parts move for a prompt, or none.
+            with contextlib.suppress(DeviceError):
+                self.streaming = streaming(self, self.placement, inputs, mixers)
+                return
 
-    def layer(self, ops: Ops, il: int) -> Any:
-        """Layer ``il`` with a network whose weights are in memory that ``ops`` reads."""
-        if self.streaming is None or ops is self.placement.networks[il]:
+    def layer(self, ops: Ops, il: int, network: bool) -> Any:
+        """Layer ``il`` with a mixer, or a network, whose weights are in memory that ``ops`` reads."""
+        if self.streaming is None or ops is not self.streaming.ops:
             return self.layers[il]
-        return self.streaming.layers[il]
+        return self.streaming.layers.get(LayerPart(il, network), self.layers[il])
+
+    def on_device(self, ops: Ops) -> Callable[[np.ndarray], Array]:
+        """A function that returns, for an array that a layer on the CPU uses, the array that ``ops`` uses in its place: its
+        own table of rotation angles, or else a copy."""
+        own = self.loader(ops)
+        tables = {
+            id(rotary.table): own.rotary(rope).table
+            for loader in self._loaders.values()
+            if loader is not own
+            for rope, rotary in loader._rotaries.items()
+        }
+        return lambda array: tables.get(id(array)) or ops.upload(array)
 
     def loader(self, ops: Ops) -> Loader:
         """The loader that loads tensors for a backend: the model itself for its own."""
@@ -231,8 +245,13 @@ class Model(Loader):
             found.append(logits[end - len(tokens) : end])
         return found
 
-    def memory(self, il: int) -> Any:
-        """The cache that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``."""
+    def memory(self, il: int, ops: Ops | None = None) -> Any:
+        """The cache that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``.
+
+        ops: the backend that computes the layer; None: that of its placement.
+        """
+        if self.streaming is not None and ops is self.streaming.ops and il in self.streaming.mirrors:
+            return self.streaming.mirrors[il].memory
         return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int, sequence: Sequence) -> None:

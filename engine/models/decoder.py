@@ -32,8 +32,8 @@ class StandardDecoder(Model):
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
-        return self.layers[il].mix(ops, x, self.memory(il), batch)
+        return self.layer(ops, il, False).mix(ops, x, self.memory(il, ops), batch)
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the network of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
-        return self.layer(ops, il).feed(ops, x, batch)
+        return self.layer(ops, il, True).feed(ops, x, batch)

@@ -148,9 +148,9 @@ def weight_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> Count
 
 
 def streamed_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> list[int]:
-    """Bytes of the weights of each network on the CPU, which a GPU may copy to read a prompt."""
+    """Bytes of the weights of each part on the CPU, which a GPU may copy to read a prompt."""
     found: Counter[LayerPart] = Counter()
-    hosts = {part for part, ops in placement.parts() if part.network and ops.device_memory() is None}
+    hosts = {part for part, ops in placement.parts() if ops.device_memory() is None}
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)
         if part in hosts:

@@ -1,18 +1,20 @@
-"""Prompts of a divided model: a GPU computes networks of layers whose weights are on the CPU.
+"""Prompts of a divided model: a GPU computes parts of layers whose weights are on the CPU.
 
 A pass that reads many tokens of a prompt uses each weight many times, so it is faster to copy the weights to the GPU than to
-compute on the CPU.  The weights of one network after another are copied while the GPU computes with those of the one before
-(``engine.ops.memory.WeightStream``).  The bits are the same on both devices, so this is only a question of speed.  Mixers
-stay where their keys, values and states are.
+compute on the CPU.  The weights of one part after another are copied while the GPU computes with those of the part before
+(``engine.ops.memory.WeightStream``).  The keys, values and states that a mixer reads are copied to the GPU, too, and what it
+stores is copied back (``engine/cache/mirror.py``).  The bits are the same on both devices, so this is only a question of
+speed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from engine.arrays import Array, Batch, Matrix
+from engine.cache.mirror import LayerMirror, Mirrors
 from engine.models.config import ModelConfig
 from engine.models.placement import LayerPart, Placement
 from engine.models.stage import DivisibleModel, RowSlice, Stage, StagedPass, StageInputs, StreamBuffers
@@ -24,7 +26,11 @@ FEWEST_ROWS = 64
 
 
 class StreamedStage(Stage):
-    """A network whose weights are copied to the device for each pass.  number: that of the part of ``stream``."""
+    """A part of a layer whose weights are copied to the device for each pass.
+
+    number: that of the part of ``stream``; mirror: the memory of a mixer, None for a network; stores: whether the mixer
+    stores something in it.
+    """
 
     def __init__(
         self,
@@ -33,21 +39,42 @@ class StreamedStage(Stage):
         part: LayerPart,
         stream: WeightStream[Matrix],
         number: int,
+        mirror: LayerMirror | None = None,
+        stores: bool = True,
     ) -> None:
         super().__init__(model, inputs, [part], False, False)
         #: The formats of its matrices, which decide on kernels.
         self.formats = tuple(str(getattr(matrix, "format", "")) for matrix in stream.matrices[number])
         self._stream = stream
         self._number = number
+        self._mirror, self._stores = mirror, stores
 
     def run(
         self, slices: Sequence[RowSlice], x: np.ndarray | None, told: np.ndarray | None, n_logits: int, out: np.ndarray
     ) -> np.ndarray | None:
-        """The residual stream after the network for the rows of a pass, as :meth:`Stage.run` returns it."""
+        """The residual stream after the part for the rows of a pass of one sequence, as :meth:`Stage.run` returns it."""
         self._stream.begin(self._number)
         self._stream.begin(self._number + 1)
         self._stream.wait(self._number)
-        return super().run(slices, x, told, n_logits, out)
+        if self._mirror is None:
+            return super().run(slices, x, told, n_logits, out)
+        batch = slices[0].batch
+        slot, first = int(batch.sequences[0]), int(batch.positions[0])
+        end = first + slices[-1].rows.stop
+        self._mirror.copy_in(slot, first, first if self._stores else end)
+        result = super().run(slices, x, told, n_logits, out)
+        if self._stores:
+            self._mirror.copy_out(slot, first, end)
+        return result
+
+
+class StreamedModel(DivisibleModel, Protocol):
+    """What streaming uses of its model; ``engine.models.base.Model`` implements it."""
+
+    layers: list[Any]
+
+    def on_device(self, ops: Ops) -> Callable[[np.ndarray], Array]:
+        """A function that returns, for an array that a layer on the CPU uses, the array that ``ops`` uses in its place."""
 
 
 @dataclass
@@ -77,15 +104,20 @@ class Prices:
 
 
 class Streaming:
-    """The stages of a pass that copies the weights of networks to a GPU, and when to use them.
+    """The stages of a pass that copies weights to a GPU, and when to use them.
 
-    stages: the stages; layers: the layers whose networks have their weights there, by index, with which ``Model.feed``
-    computes; passes: the number of passes that have begun to copy weights.
+    ops: the backend of the GPU; stages: the stages; layers: for each part that moves, a copy of its layer with the weights
+    of the part there, with which the model computes the part; mirrors: the memory of each mixer that moves, by layer; passes:
+    the number of passes that have begun to copy weights.
     """
 
-    def __init__(self, stages: list[Stage], layers: dict[int, Any]) -> None:
+    def __init__(
+        self, ops: Ops, stages: list[Stage], layers: dict[LayerPart, Any], mirrors: dict[int, LayerMirror]
+    ) -> None:
+        self.ops = ops
         self.stages = stages
         self.layers = layers
+        self.mirrors = mirrors
         self.prices = Prices()
         self.passes = 0
 
@@ -108,84 +140,88 @@ class Streaming:
         return StagedPass(self.stages, batch, told, n_logits, buffers, note)
 
     def distinct(self, config: ModelConfig) -> list[Stage]:
-        """One of the stages that stream for each kind of network, whose kernels are those of the others."""
-        streamed = [stage for stage in self.stages if isinstance(stage, StreamedStage)]
-        return list(
-            {(config.layers[stage.parts[0].layer].network, stage.formats): stage for stage in streamed}.values()
-        )
+        """One of the stages that stream for each kind of part, whose kernels are those of the others."""
+        found: dict[Any, Stage] = {}
+        for stage in self.stages:
+            if isinstance(stage, StreamedStage):
+                (part,) = stage.parts
+                layer = config.layers[part.layer]
+                found[layer.network if part.network else layer.mixer, stage.formats] = stage
+        return list(found.values())
 
 
 def streaming(
-    model: DivisibleModel, placement: Placement, layers: Sequence[Any], inputs: dict[Ops, StageInputs]
+    model: StreamedModel, placement: Placement, inputs: dict[Ops, StageInputs], mixers: bool
 ) -> Streaming | None:
-    """How a divided model reads prompts; None if no network can be computed elsewhere than where it is.  Raises DeviceError
-    if the memory of the GPU is too small.
+    """How a divided model reads prompts; None if no part can be computed elsewhere than where it is.  Raises DeviceError if
+    the memory of the GPU is too small.
 
-    layers: the layers of the model; inputs: what the stages of each device begin with.
+    inputs: what the stages of each device begin with; mixers: whether mixers move, or networks only.
     """
-    gpu = placement.accelerator
-    moved = [il for il, ops in enumerate(placement.networks) if ops.device_memory() is None and ops is not gpu]
+    gpu, config = placement.accelerator, model.config
+    moved = [part for part, ops in placement.parts() if ops.device_memory() is None and (mixers or part.network)]
     if gpu.device_memory() is None or gpu not in inputs or not moved:
         return None
-    stream = gpu.weight_stream([_matrices(layers[il]) for il in moved])
+    stream = gpu.weight_stream([_matrices(model.layers[part.layer], part) for part in moved])
     if stream is None:
         return None
-    copies = {il: _copy(layers[il], own, gpu.upload) for il, own in zip(moved, stream.matrices, strict=True)}
-    stages = list(_stages(model, placement, inputs, stream, moved))
-    return Streaming(stages, copies)
+    memories = Mirrors(model.cache, gpu)
+    mirrors = {part.layer: memories.layer(config.memory(part.layer)) for part in moved if not part.network}
+    layers = {}
+    for part, matrices in zip(moved, stream.matrices, strict=True):
+        layers[part] = _copy(model.layers[part.layer], part, matrices, model.on_device(gpu))
+    stages: list[Stage] = []
+    for i, (ops, parts, is_last) in enumerate(_runs(placement, set(moved))):
+        if len(parts) == 1 and parts[0] in layers:
+            (part,) = parts
+            stores = part.layer in config.owners
+            given = stream, moved.index(part), None if part.network else mirrors[part.layer], stores
+            stages.append(StreamedStage(model, inputs[gpu], part, *given))
+        else:
+            stages.append(Stage(model, inputs[ops], parts, i == 0, is_last))
+    return Streaming(gpu, stages, layers, mirrors)
 
 
-def _stages(
-    model: DivisibleModel,
-    placement: Placement,
-    inputs: dict[Ops, StageInputs],
-    stream: WeightStream[Matrix],
-    moved: list[int],
-) -> Iterator[Stage]:
-    """The stages of a placement, with a stage of its own for each network that moves."""
+def _runs(placement: Placement, moved: set[LayerPart]) -> Iterator[tuple[Ops, list[LayerPart], bool]]:
+    """The stages of a placement, of which each part that moves is one: the device, the parts, and whether the stage is the
+    last one."""
     runs: list[tuple[Ops, list[LayerPart]]] = [(placement.first, [])]
     for part, ops in placement.parts():
-        is_moved = part.network and part.layer in moved
-        if is_moved or runs[-1][0] is not ops or _is_moved(runs[-1][1], moved):
-            runs.append((placement.accelerator if is_moved else ops, []))
+        if part in moved or runs[-1][0] is not ops or any(each in moved for each in runs[-1][1]):
+            runs.append((ops, []))
         runs[-1][1].append(part)
-    if runs[-1][0] is not placement.last or _is_moved(runs[-1][1], moved):
+    if runs[-1][0] is not placement.last or any(each in moved for each in runs[-1][1]):
         runs.append((placement.last, []))
     for i, (ops, parts) in enumerate(runs):
-        if _is_moved(parts, moved):
-            yield StreamedStage(model, inputs[ops], parts[0], stream, moved.index(parts[0].layer))
-        else:
-            yield Stage(model, inputs[ops], parts, i == 0, i == len(runs) - 1)
+        yield ops, parts, i == len(runs) - 1
 
 
-def _is_moved(parts: Sequence[LayerPart], moved: list[int]) -> bool:
-    """Whether a run of parts is a network that moves."""
-    return len(parts) == 1 and parts[0].network and parts[0].layer in moved
-
-
-def _matrices(layer: Any) -> list[Matrix]:
-    """The matrices of the network of a layer."""
+def _matrices(layer: Any, part: LayerPart) -> list[Matrix]:
+    """The matrices of a part of a layer."""
     found: list[Matrix] = []
 
     def note(matrix: Matrix) -> Matrix:
         found.append(matrix)
         return matrix
 
-    _with_network(layer, note, lambda array: array)
+    _with_part(layer, part, note, lambda array: array)
     return found
 
 
-def _copy(layer: Any, matrices: Sequence[Matrix], upload: Callable[[np.ndarray], Array]) -> Any:
-    """A copy of a layer whose network has these matrices, in the order of :func:`_matrices`, and uploaded arrays."""
+def _copy(layer: Any, part: LayerPart, matrices: Sequence[Matrix], array: Callable[[np.ndarray], Array]) -> Any:
+    """A copy of a layer whose part has these matrices, in the order of :func:`_matrices`, and arrays of the device."""
     rest = iter(matrices)
-    return _with_network(layer, lambda _: next(rest), upload)
+    return _with_part(layer, part, lambda _: next(rest), array)
 
 
-def _with_network(layer: Any, matrix: Callable[[Matrix], Matrix], array: Callable[[np.ndarray], Array]) -> Any:
-    """A copy of a layer whose network has the results of ``matrix`` and ``array`` for its matrices and arrays.  The fields of
-    the network, in every class of layers, are those with "network" in their names."""
-    names = [field.name for field in fields(layer) if "network" in field.name]
-    return replace(layer, **{name: _copied(getattr(layer, name), matrix, array) for name in names})
+def _with_part(
+    layer: Any, part: LayerPart, matrix: Callable[[Matrix], Matrix], array: Callable[[np.ndarray], Array]
+) -> Any:
+    """A copy of a layer whose part has the results of ``matrix`` and ``array`` for its matrices and arrays.  In every class
+    of layers, the fields of a part have its name in theirs."""
+    name = "network" if part.network else "mixer"
+    names = [field.name for field in fields(layer) if name in field.name]
+    return replace(layer, **{each: _copied(getattr(layer, each), matrix, array) for each in names})
 
 
 def _copied(value: Any, matrix: Callable[[Matrix], Matrix], array: Callable[[np.ndarray], Array]) -> Any:
@@ -193,8 +229,8 @@ def _copied(value: Any, matrix: Callable[[Matrix], Matrix], array: Callable[[np.
         return array(value)
     if hasattr(value, "columns"):
         return matrix(cast(Matrix, value))
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_copied(each, matrix, array) for each in value)
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(_copied(each, matrix, array) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
         given = {
             field.name: _copied(getattr(value, field.name), matrix, array) for field in fields(value) if field.init

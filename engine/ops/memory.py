@@ -71,6 +71,14 @@ class MemoryOperations(Protocol[A, M_co]):
         """The values of an array as a NumPy array, read after all work that was started earlier has ended.  out: a contiguous
         array of this shape and dtype that they are written to, and which is returned; None: a new one."""
 
+    def copy_in(self, target: A, source: np.ndarray, axis: int, first: int, end: int) -> None:
+        """Copy entries [first, end) of an axis from a contiguous NumPy array to an array of the same shape and dtype, after
+        all work that was started earlier."""
+
+    def copy_out(self, source: A, target: np.ndarray, axis: int, first: int, end: int) -> None:
+        """Copy entries [first, end) of an axis to a contiguous NumPy array of the same shape and dtype, after all work that
+        was started earlier has ended."""
+
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An uninitialized array in host memory whose copies to and from the device are fast."""
 

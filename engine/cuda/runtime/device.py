@@ -464,6 +464,34 @@ class Device:
         self.synchronize()
         return out
 
+    def write_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
+        """Copy ``height`` lines of ``width`` bytes, ``pitch`` bytes apart and from byte ``start`` on, from a contiguous array
+        to device memory of the same layout, after everything launched so far."""
+        self._copy_lines(address, array, start, width, pitch, height, True)
+        self.synchronize("a copy to the device")
+
+    def read_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
+        """Copy ``height`` lines of ``width`` bytes, ``pitch`` bytes apart and from byte ``start`` on, from device memory to a
+        contiguous array of the same layout, after everything launched so far."""
+        self._copy_lines(address, array, start, width, pitch, height, False)
+        self.synchronize("a copy from the device")
+
+    def _copy_lines(
+        self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int, to_device: bool
+    ) -> None:
+        self._use()
+        host, device = self._driver.CUmemorytype.CU_MEMORYTYPE_HOST, self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        what = self._driver.CUDA_MEMCPY2D()
+        if to_device:
+            what.srcMemoryType, what.srcHost = host, array.ctypes.data + start
+            what.dstMemoryType, what.dstDevice = device, address + start
+        else:
+            what.srcMemoryType, what.srcDevice = device, address + start
+            what.dstMemoryType, what.dstHost = host, array.ctypes.data + start
+        what.srcPitch = what.dstPitch = pitch
+        what.WidthInBytes, what.Height = width, height
+        self._check(self._driver.cuMemcpy2DAsync(what, self._stream), "a copy of lines")
+
     def pinned(
         self, shape: tuple[int, ...], dtype: DTypeLike, what: str = "messages from the GPU", zeroed: bool = True
     ) -> tuple[np.ndarray, int]:

@@ -1,5 +1,6 @@
 """Persistent data in a GPU's memory: arrays, caches, and weights in their device layout."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -63,6 +64,14 @@ class PersistentMemory:
     def download(self, array: Tensor, out: np.ndarray | None = None) -> np.ndarray:
         """A copy of a device array as a NumPy array, in ``out`` if it is given."""
         return self._device.read(array.address, array.shape, array.dtype, out)
+
+    def copy_in(self, target: Tensor, source: np.ndarray, axis: int, first: int, end: int) -> None:
+        """Copy entries [first, end) of an axis from a contiguous NumPy array of the same shape."""
+        self._device.write_part(target.address, source, *_lines(source, axis, first, end))
+
+    def copy_out(self, source: Tensor, target: np.ndarray, axis: int, first: int, end: int) -> None:
+        """Copy entries [first, end) of an axis to a contiguous NumPy array of the same shape."""
+        self._device.read_part(source.address, target, *_lines(target, axis, first, end))
 
     def begin(self, total: int, progress: Progress | None) -> None:
         """Let ``weight`` return before its matrix is in device memory, until ``loaded``.  ``progress("load", done, total)``
@@ -133,3 +142,10 @@ class PersistentMemory:
             self._reader.stop()
         self._reader = self._ring = self._progress = None
         self._reading, self._orders = False, {}
+
+
+def _lines(array: np.ndarray, axis: int, first: int, end: int) -> tuple[int, int, int, int]:
+    """Entries [first, end) of an axis of a contiguous array as lines: where the first one begins, the bytes of a line, those
+    from one line to the next, and the number of lines."""
+    entry = math.prod(array.shape[axis + 1 :]) * array.itemsize
+    return first * entry, (end - first) * entry, array.shape[axis] * entry, math.prod(array.shape[:axis])

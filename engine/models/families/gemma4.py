@@ -257,8 +257,8 @@ class Gemma4(Gemma4Loader, Model):
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the attention of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
-        c, layer = self.config, self.layers[il].mixer
-        memory, table = self.memory(il), layer.table
+        c, layer = self.config, self.layer(ops, il, False).mixer
+        memory, table = self.memory(il, ops), layer.table
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
             q = layer.attn_q.apply(ops, a)
@@ -274,7 +274,7 @@ class Gemma4(Gemma4Loader, Model):
         told = batch.per_layer
         if told is not None:
             told = told[il : il + 1].reshape(batch.rows, self.config.n_per_layer)
-        return self.add_network(ops, self.layer(ops, il).network, x, told)
+        return self.add_network(ops, self.layer(ops, il, True).network, x, told)
 
 
 ARCHITECTURES = (Architecture("gemma4", "Gemma 4", read, "transformers Gemma4ForCausalLM", "an assistant", Gemma4),)

@@ -126,6 +126,16 @@ class SimulatedDevice:
             out.reshape(-1).view(np.uint8)[:] = self.at(address, out.nbytes)
         return out
 
+    def write_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
+        given = array.reshape(-1).view(np.uint8)
+        for at in range(start, start + pitch * height, pitch):
+            self.at(address + at, width)[:] = given[at : at + width]
+
+    def read_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
+        out = array.reshape(-1).view(np.uint8)
+        for at in range(start, start + pitch * height, pitch):
+            out[at : at + width] = self.at(address + at, width)
+
     def pin(self, array: np.ndarray) -> None:
         return None
 

@@ -68,6 +68,7 @@ def test_what_does_not_fit_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.
     given: dict[str, Any] = {"n_ctx": 16, "parallel": 2, "n_threads": 1}
     whole = engine.load(path, device="cuda", **given)
     assert not whole.model.stages
+    monkeypatch.setattr(backend.Backend, "stream_bytes", lambda self, parts: 0)
     # Room for the second layer and the output, and not for the first layer.
     monkeypatch.setattr(backend.Backend, "free_memory", lambda self, weights: (1 << 30) * (weights < whole.n_bytes))
     llm = engine.load(path, device="cuda", **given)
@@ -82,8 +83,7 @@ def test_what_does_not_fit_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.
     ("name", "quant", "options"),
     [
         ("gemma3", "Q5_1", {"n_gpu_layers": 1}),
-        ("qwen35moe", "Q4_0", {"n_cpu_moe": 3}),
-        ("deepseek4", "Q8_0", {"override_tensor": "attn=cpu,ffn=cpu"}),
+        ("qwen35moe", "Q4_0", {"override_tensor": r"blk\.[01]\.=cpu"}),
     ],
 )
 def test_prompts_with_weights_that_are_copied(
@@ -91,17 +91,21 @@ def test_prompts_with_weights_that_are_copied(
 ) -> None:
     monkeypatch.setattr(streaming, "FEWEST_ROWS", 17)
     path = make_model(tmp_path / "model.gguf", SHAPES[name], quant)
-    given: dict[str, Any] = {"n_ctx": 48, "n_threads": 1}
+    given: dict[str, Any] = {"n_ctx": 48, "n_threads": 1, "parallel": 2}
     cpu = engine.load(path, device="cpu", **given)
     llm = engine.load(path, device="cuda", **given, **options)
     assert llm.model.streaming is not None
+    assert bool(llm.model.streaming.mirrors) == ("cpu" in {ops.name for ops in llm.model.placement.mixers})
     tokens, found = np.arange(19, dtype=np.int32) % llm.config.n_vocab, []
     for each in (cpu, llm):
-        # Two passes, the second of which finds the weights of other parts on the device.
+        model: Any = each.model
+        model.forward(tokens[:2], np.arange(2, dtype=np.int32), 0, model.sequence)
+        # Two passes, the second of which finds the weights of other parts on the device, and a step where the weights are.
         for first in (0, 19):
             positions = np.arange(first, first + 19, dtype=np.int32)
-            found.append(each.model.forward(tokens, positions, 3, each.model.sequence).tobytes())
-    assert found[:2] == found[2:]
+            found.append(model.forward(tokens, positions, 3, model.sequences[1]).tobytes())
+        found += [rows.tobytes() for rows in model.step([(sequence, [4, 5]) for sequence in model.sequences])]
+    assert found[:4] == found[4:]
     assert llm.model.streaming.prices.streamed is not None
     # Few rows are computed where the weights are.
     forgotten = llm.model.streaming.prices.streamed
