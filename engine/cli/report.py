@@ -221,6 +221,8 @@ class Report:
             from engine.cli.placements import describe
 
             self.line(describe(llm.model.placement))
+            if llm.model.streaming is not None:
+                self.line("long prompts are read by the GPU, with weights of the CPU that are copied to it")
         if llm.recurrent_bytes and not llm.model.segments:
             self.line(f"up to {_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages")
         elif llm.recurrent_bytes:

@@ -9,6 +9,7 @@ import engine
 from engine.errors import UsageError
 from tests.models.test_mixed_passes import KINDS, files
 from tests.models.test_stages import N_SEQUENCES, facts
+from tests.tiers import together
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +31,7 @@ def stored(model: Any, sequence: Any) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", together("divided", KINDS))
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, tmp_path: Path) -> None:
     given = files(name, tmp_path) | {"parallel": N_SEQUENCES}
     cpu = engine.load(**given)
@@ -52,7 +53,7 @@ def test_a_divided_model_has_the_bits_of_the_cpu(name: str, tmp_path: Path) -> N
         assert not away or (llm.model.streaming is not None and llm.model.streaming.passes > 0), options
 
 
-@pytest.mark.parametrize("name", ["hybrid", "deepseek4"])
+@pytest.mark.parametrize("name", together("divided", ["hybrid", "deepseek4"]))
 def test_answers_with_drafts(name: str, tmp_path: Path) -> None:
     given = files(name, tmp_path)
     cpu = engine.load(**given)
