@@ -7,6 +7,9 @@ The tool counts the bits that differ, in three comparisons:
 * whole passes, as in normal use: the logits of the prompt, the cache after it, the logits of greedy tokens, passes of k
   rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
 * if a whole pass differs although every kernel is correct by itself: the first launch of the captured graph that differs.
+
+A model that is divided between the GPU and the CPU (-ngl, -ncmoe, -ot, or because it is too large) is compared with the CPU
+after each stage (``engine/verify/stages.py``), and so are its cache and its answers.
 """
 
 import argparse
@@ -77,6 +80,7 @@ def parser(prog: str = "bitmirror parity") -> Parser:
     shared.add_ds4_rounding(group)
     shared.add_threads(group)
     shared.add_device(group, "the GPU: cuda, cuda:1 and so on", default="cuda")
+    shared.add_division(group)
 
     add = top.add_argument_group("comparison").add_argument
     add("-p", "--n-prompt", type=whole(1), default=200, metavar="N", help="number of random tokens of the prompt")
@@ -169,7 +173,8 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
             from engine.verify.report import about_model, outcome, without_paths
 
             chosen = ("cache_type", "ds4_rounding", "batch_size", "gpu_memory", "seed", "n_gen", "verbose")
-            options = {"n_prompt": len(ids), **{name: getattr(args, name) for name in chosen}}
+            division = ("gpu_layers", "n_cpu_moe", "override_tensor")
+            options = {"n_prompt": len(ids), **{name: getattr(args, name) for name in (*chosen, *division)}}
             seconds = round(time.perf_counter() - begun, 1)
             about = about_model(path, gguf) | {"options": options, "seconds": seconds}
             file.add(about | outcome(tally, without_paths(problem, path), result))
@@ -192,10 +197,12 @@ def _compare(
     args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report", path: Path, ids: list[int], tally: "Tally"
 ) -> "Difference | None":
     """Compare the model at ``path`` on both devices, and print the table.  Returns the first difference."""
+    from engine.cli.placements import describe
     from engine.cli.table import print_table
     from engine.limits import MOST_DRAFTS
     from engine.verify.comparison import Comparison
     from engine.verify.lockstep import Difference
+    from engine.verify.stages import StageComparison
 
     options: dict[str, Any] = {
         "n_ctx": args.ctx_size or len(ids) + args.n_gen,
@@ -204,7 +211,8 @@ def _compare(
         "draft_max": MOST_DRAFTS,  # so that the state before a pass is still kept after it
         "progress": report.progress,
     }
-    gpu = load(path, device=args.device, gpu_memory=args.gpu_memory, batch_size=args.batch_size, **options)
+    division = shared.division_options(args)
+    gpu = load(path, device=args.device, gpu_memory=args.gpu_memory, batch_size=args.batch_size, **division, **options)
     # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
@@ -214,22 +222,31 @@ def _compare(
     size = f"{config.n_layer} layers, {args.cache_type} cache{rounding}, {len(ids)} + {args.n_gen} tokens"
     print(f"{shown(path.name)}: {config.architecture}, {size}")
     threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
-    print(f"CPU, {threads}, and {gpu.model.ops.label}, arithmetic {ARITHMETIC}\n", flush=True)
+    place = describe(gpu.model.placement) if gpu.model.stages else gpu.model.ops.label
+    print(f"CPU, {threads}, and {place}, arithmetic {ARITHMETIC}\n", flush=True)
 
-    both = Comparison(cpu, gpu, ids, args.seed, tally)
     found = None
     try:
-        report.line("every operation on both devices ...")
-        both.kernels(ids, tally.note)
-        report.line("the prompt in whole passes ...")
-        both.prompt()
-        if args.n_gen:
-            report.line("greedy tokens ...")
-            tokens, logits = both.greedy(args.n_gen)
-            both.rows(tokens, logits)
-            both.sampling(tokens, logits)
-            report.line("answers ...")
-            both.answers(tokens)
+        if gpu.model.stages:
+            divided = StageComparison(cpu, gpu, ids, args.seed, tally)
+            report.line("the prompt, stage by stage ...")
+            divided.prompt()
+            if args.n_gen:
+                report.line("answers ...")
+                divided.answers(args.n_gen)
+        else:
+            both = Comparison(cpu, gpu, ids, args.seed, tally)
+            report.line("every operation on both devices ...")
+            both.kernels(ids, tally.note)
+            report.line("the prompt in whole passes ...")
+            both.prompt()
+            if args.n_gen:
+                report.line("greedy tokens ...")
+                tokens, logits = both.greedy(args.n_gen)
+                both.rows(tokens, logits)
+                both.sampling(tokens, logits)
+                report.line("answers ...")
+                both.answers(tokens)
     except Difference as difference:
         found = difference
     print_table(tally.HEAD, tally.rows(), right=("layers", "values", "differing bits"), titled=True)

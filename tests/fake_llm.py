@@ -152,7 +152,9 @@ class FakeLLM:
         self.tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(tokens=[path.name]))
         self.closed = False
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
-        self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path), stages=[], streaming=None, stage_seconds=dict)
+        self.model = SimpleNamespace(
+            ops=ops(options["device"]), gguf=read_gguf(path), stages=[], streaming=None, stage_seconds=dict
+        )
         self.n_threads = self.model.ops.n_threads
         self.cache = SimpleNamespace(layers=[])
         self.sampling, self.warnings = sampling_defaults(self.model.gguf)

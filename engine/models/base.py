@@ -201,16 +201,21 @@ class Model(Loader):
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
         batch = Batch(tokens, positions, slots, role=role)
         if self.stages:
-            return self._staged_pass(batch, n_logits)
+            return self.staged_pass(batch, n_logits)
         return self.ops.split(self.compute, batch, n_logits, self.prompt_rows)
 
-    def _staged_pass(self, batch: Batch[np.ndarray], n_logits: int) -> StagedPass:
-        """A pass through all stages over claimed positions."""
+    def staged_pass(
+        self, batch: Batch[np.ndarray], n_logits: int, stages: SequenceOf[Stage] | None = None
+    ) -> StagedPass:
+        """A pass over claimed positions that returns the logits of the last ``n_logits`` rows.
+
+        stages: the stages of the pass; None: those that are likely to be faster.
+        """
         told = None
         if self.config.n_per_layer:
             told = self.placement.first.run(self.tell, batch, batch.rows, None, self.prompt_rows)
-        if self.streaming is None or batch.mixed or batch.role is Role.DECODE:
-            return StagedPass(self.stages, batch, told, n_logits, self._buffers)
+        if stages is not None or self.streaming is None or batch.mixed or batch.role is Role.DECODE:
+            return StagedPass(self.stages if stages is None else stages, batch, told, n_logits, self._buffers)
         return self.streaming.begin(self.stages, batch, told, n_logits, self._buffers)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
@@ -235,7 +240,7 @@ class Model(Loader):
         rows = (np.array(given, np.int32), np.array(positions, np.int32), np.array(slots, np.int32))
         batch = Batch(*rows, mixed=len(parts) > 1)
         if self.stages:
-            logits = self._staged_pass(batch, len(given)).complete()
+            logits = self.staged_pass(batch, len(given)).complete()
         else:
             logits = self.ops.run(self.compute, batch, len(given))
         assert logits is not None

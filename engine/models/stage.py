@@ -90,6 +90,11 @@ class Stage:
         #: The maximum number of rows that the backend reads at a time.
         self.prompt_rows = inputs.rows
 
+    def __str__(self) -> str:
+        parts = [str(part) for part in (self.parts[:1] + self.parts[1:][-1:])]
+        names = [*(["the embedding"] if self._is_first else []), *parts, *(["the output"] if self.is_last else [])]
+        return f"{' to '.join(dict.fromkeys((names[0], names[-1])))} on {self.ops.label}"
+
     # --- what a backend asks of a model (``engine.ops.model.Recordable``) ----------------------------------------------
 
     @property
@@ -195,7 +200,8 @@ class StagedPass:
         self._slices: dict[Ops, list[RowSlice]] = {}
         self._buffers = buffers
         self._stream: np.ndarray | None = buffers.take(batch.rows)
-        self._result: np.ndarray | None = None
+        #: What the latest stage has returned.
+        self.result: np.ndarray | None = None
         self._note, self._seconds = note, 0.0
 
     def advance(self, count: int) -> int:
@@ -206,7 +212,7 @@ class StagedPass:
                 self._slices[stage.ops] = stage.slices(self._batch)
             assert self._stream is not None
             slices, out = self._slices[stage.ops], self._stream[: self._batch.rows]
-            self._result = stage.run(slices, self._result, self._told, self._n_logits, out)
+            self.result = stage.run(slices, self.result, self._told, self._n_logits, out)
         del self._left[:count]
         self._seconds += time.perf_counter() - begun
         if not self._left:
@@ -224,7 +230,7 @@ class StagedPass:
     def logits(self, wait: bool) -> np.ndarray | None:
         """The logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted.  wait: has no effect, since
         every stage has ended."""
-        return self._result if self._n_logits else None
+        return self.result if self._n_logits else None
 
     def cancel(self) -> None:
         """Run no further stage."""

@@ -12,6 +12,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
+from engine import parity
 from engine.cuda import backend
 from engine.models import streaming
 from engine.synthetic.model import make_model
@@ -111,3 +112,15 @@ def test_prompts_with_weights_that_are_copied(
     forgotten = llm.model.streaming.prices.streamed
     llm.complete([1, 2], max_tokens=1, temperature=0)
     assert llm.model.streaming.prices.streamed == forgotten
+
+
+@pytest.mark.thorough
+def test_parity_of_a_divided_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_model(tmp_path / "gemma.gguf", SHAPES["gemma3"], "Q8_0")
+    flags = ["-ngl", "1", "-p", "3", "-n", "2", "-t", "1", "-ct", "f32"]
+    assert parity.main([str(path), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "layer 0 on cpu; layer 1 and the output on cuda:0 simulated GPU" in out.splitlines()[1]
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for words in ("stages on cpu", "stages on cuda", "cache", "answer of LLM.generate"):
+        assert any(line.startswith(words) and line.endswith(" 0") for line in lines), words
