@@ -1,5 +1,6 @@
 """Opening a model: the file, the backend, the sizes of its context and its memory, and the draft model."""
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from engine.checks import described, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
-from engine.errors import ContextError, ModelError, UsageError
+from engine.errors import ContextError, DeviceError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
+from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
 from engine.limits import ALL_LAYERS, MOST_DRAFTS, MOST_PARALLEL
 from engine.llm import LLM, opened
@@ -335,6 +337,7 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
     # Without room for them, prompts are slower.
     weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
+    _check_weights(config, gguf, placement)
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
     devices += [device for device in placement.devices if device is not ops]
     tensors = tensors_of(config, gguf, placement)
@@ -391,6 +394,22 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, rewind: in
         return whole
     host = host_beside(ops, options.n_threads)
     return (host and fitted(config, gguf, ops, host, fits)) or whole
+
+
+def _check_weights(config: ModelConfig, gguf: GGUF, placement: Placement) -> None:
+    """Raise DeviceError if weights that are copied to host memory do not fit there.  Those of float formats stay in the
+    file."""
+    for ops, tensors in tensors_of(config, gguf, placement).items():
+        formats = [(tensor, FORMATS.get(tensor.type)) for tensor in tensors if tensor.name != PER_LAYER]
+        needed = sum(tensor.nbytes for tensor, entry in formats if entry is not None and entry.quantized)
+        free = ops.free_memory(0)
+        if ops.device_memory() is None and 1 < free < needed:
+            bits = 8 * free / sum(math.prod(tensor.shape) for tensor in tensors)
+            raise DeviceError(
+                f"the weights of {gguf.path.name} need {needed / 1e9:.2f} GB of memory and {free / 1e9:.2f} GB are free, "
+                f"which is enough for {bits:.1f} bits per weight; choose a smaller quantization or model, close other "
+                "programs, or place more layers on a GPU (n_gpu_layers=...)."
+            )
 
 
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:

@@ -1,5 +1,6 @@
 """Prompts in passes of any size: the same bits, the same memory, the same answers; sizes that memory allows."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 import engine
 from engine.cache.kv import pass_rows
-from engine.errors import ContextError, UsageError
+from engine.errors import ContextError, DeviceError, UsageError
+from engine.gguf.file import read_gguf
 from engine.limits import MOST_DRAFTS
 from engine.models.needs import angle_bytes, row_bytes
 from engine.speculative.params import SpeculationParams
@@ -150,3 +152,16 @@ def test_rows_of_a_pass() -> None:
     sizes = (1, 100), (16, 100), (64, 100), (1024, 100), (8, 4)
     assert [pass_rows(*given, 16) for given in sizes] == [16, 16, 64, 100, 4]
     assert [pass_rows(*given, 32) for given in sizes] == [32, 32, 64, 100, 4]
+
+
+def test_weights_that_do_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "large.gguf", "tiny-llama", "Q8_0")
+    free = read_gguf(path).n_bytes // 2
+    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: free)
+    with pytest.raises(DeviceError) as raised:
+        engine.load(path, device="cpu")
+    sentence = str(raised.value)
+    assert re.match(r"the weights of large.gguf need [0-9.]+ GB of memory and 0.00 GB are free, which is", sentence)
+    bits = float(sentence.split("enough for ")[1].split()[0])
+    n_params = sum(int(np.prod(tensor.shape)) for tensor in read_gguf(path).tensors.values())
+    assert abs(bits * n_params / 8 - free) < 0.06 * n_params / 8
