@@ -904,6 +904,43 @@ FAULTS = (
         "the oldest continuation is proposed instead of the latest",
         ("tests/speculative/test_lookup.py",),
     ),
+    # --- stages --------------------------------------------------------------------------------------------------
+    Fault(
+        "keys that stay on the GPU",
+        "stages",
+        "engine/models/streaming.py",
+        "        if self._stores:\n            self._mirror.copy_out",
+        "        if not self._stores:\n            self._mirror.copy_out",
+        "after a long prompt, the layers on the CPU have no keys and values of it, so the answer ignores it",
+        ("tests/cuda/simulated/test_stages.py::test_prompts_with_weights_that_are_copied",),
+    ),
+    Fault(
+        "bits that the CPU has turned",
+        "stages",
+        "engine/cuda/products/regroup.py",
+        "np.uint32(2 * part + j // 4)",
+        "np.uint32(2 * part + j % 4)",
+        "with formats of five bits, a long prompt of a divided model is read with wrong weights",
+        ("tests/cuda/simulated/test_operations.py::test_records_of_the_cpu_become_those_of_the_gpu",),
+    ),
+    Fault(
+        "the rows of another pass",
+        "stages",
+        "engine/cuda/backend.py",
+        "if self._written.get(place.tokens.address) is not batch:",
+        "if place.tokens.address not in self._written:",
+        "a GPU computes every pass for the tokens and positions of the first one",
+        ("tests/cuda/simulated/test_stages.py::test_a_divided_model_has_the_bits_of_the_cpu",),
+    ),
+    Fault(
+        "a stage that begins with an old residual stream",
+        "stages",
+        "engine/models/stage.py",
+        "self._inputs.place(part, None if x is None else x[rows],",
+        "self._inputs.place(part, None if x is None else x[: part.rows],",
+        "a device that reads a long pass in slices computes the first rows again and again",
+        ("tests/models/test_stages.py::test_a_divided_model_has_the_bits_of_the_whole",),
+    ),
     # --- quantized caches ----------------------------------------------------------------------------------------
     Fault(
         "a sign in the rotation, CPU",
