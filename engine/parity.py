@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
 logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows and of
-the largest passes that read a prompt."""
+the largest passes that read a prompt. A model that is divided between the GPU and the CPU is
+compared with the CPU after each run of layers on one device."""
 
 USAGE = """\
 %(prog)s [MODEL] [flags]                          all kernels and whole passes
@@ -213,6 +214,8 @@ def _compare(
     }
     division = shared.division_options(args)
     gpu = load(path, device=args.device, gpu_memory=args.gpu_memory, batch_size=args.batch_size, **division, **options)
+    if gpu.model.placement.accelerator.device_memory() is None:
+        raise UsageError("nothing of the model is on the GPU, so there is nothing to compare: give -ngl 1 or more")
     # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):

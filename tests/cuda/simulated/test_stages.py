@@ -125,5 +125,9 @@ def test_parity_of_a_divided_model(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "layer 0 on cpu; layer 1 and the output on cuda:0 simulated GPU" in out.splitlines()[1]
     lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert parity.main([str(path), "-ngl", "0", "-p", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "error: nothing of the model is on the GPU, so there is nothing to compare: give -ngl 1 or more\n"
+    )
     for words in ("stages on cpu", "stages on cuda", "cache", "answer of LLM.generate"):
         assert any(line.startswith(words) and line.endswith(" 0") for line in lines), words
