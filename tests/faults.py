@@ -917,7 +917,7 @@ FAULTS = (
     Fault(
         "bits that the CPU has turned",
         "stages",
-        "engine/cuda/products/regroup.py",
+        "engine/cuda/products/repack.py",
         "np.uint32(2 * part + j // 4)",
         "np.uint32(2 * part + j % 4)",
         "with formats of five bits, a long prompt of a divided model is read with wrong weights",

@@ -361,8 +361,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "read_sum": [()],
     "repeat": [()],
-    "regroup": [(144, False), (22, True)],
-    "repack": [(144,), (17,)],
+    "repack": [(144,), (17,), (1152, 2, False), (176, 2, True)],
     "rms_norm": [()],
     "rms_norm_add": [()],
     "rms_norm_add_quantize": [

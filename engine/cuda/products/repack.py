@@ -180,20 +180,22 @@ def repacked_bytes(entry: Format, rows: int, columns: int) -> int:
 
 
 @kernel(U8P, I32P, U32P, i32, i32, i32, threads=256)
-def repack(block_bytes: int) -> KernelCode:
-    """Packed rows to records.
+def repack(unit_bytes: int, per_tile: int = TILE, turned: bool = False) -> KernelCode:
+    """Packed rows to records, or smaller records to records.
 
-    Formula: record[tile, u][b] = row[16 tile + place[b] / block_bytes][u * block_bytes + place[b] % block_bytes].
-    Shapes: rows uint8 [rows, blocks * block_bytes]; place int32 [16 * block_bytes]; records, in words of four bytes,
-        [tiles, blocks, 4 * block_bytes].
+    Formula: record[tile, u][b] = unit[per_tile * tile + place[b] / unit_bytes, u][place[b] % unit_bytes], and 0 for a unit
+        that does not exist.  A unit is a block of a row, or a record of the CPU (``regroup.py``).  With ``turned``, place[b]
+        = -1 - (4 w + n) stands for byte n of the word at place w, whose bit 4 q + c is bit q of byte c there.
+    Shapes: units uint8 [n_units, blocks, unit_bytes]; place int32 [per_tile * unit_bytes]; records, in words of four bytes,
+        [tiles, blocks, per_tile * unit_bytes / 4].
     Who owns what: block (u, tile - first) of 256 threads, each thread one word at a time; the grid covers tiles first ..
     Reduction order: none.
-    Bytes moved: each byte is read once and written once.
+    Bytes moved: each byte is read once (eight times in turned words) and written once.
     """
-    words = 4 * block_bytes
+    words = per_tile * unit_bytes // 4
 
     @cuda.jit
-    def repack(rows, place, records, n_rows, blocks, first):
+    def repack(units, place, records, n_units, blocks, first):
         let_next_begin()
         wait_for_inputs()
         u = i32(cuda.blockIdx.x)
@@ -202,12 +204,21 @@ def repack(block_bytes: int) -> KernelCode:
             word = np.uint32(0)
             for k in range(4):
                 source = place[4 * w + k]
-                row = i32(tile * TILE + source // block_bytes)
-                if row < n_rows:
-                    at = np.int64(row) * np.int64(blocks * block_bytes) + np.int64(
-                        u * block_bytes + source % block_bytes
-                    )
-                    word = np.uint32(word | (np.uint32(rows[at]) << np.uint32(8 * k)))
+                part = i32(-1)
+                if turned and source < 0:
+                    part = i32((-1 - source) % 4)
+                    source = i32((-1 - source) // 4)
+                unit = i32(tile * per_tile + source // unit_bytes)
+                if unit < n_units:
+                    at = np.int64(unit) * np.int64(blocks * unit_bytes) + np.int64(u * unit_bytes + source % unit_bytes)
+                    byte = np.uint32(0)
+                    if turned and part >= 0:
+                        for j in range(8):
+                            stored = np.uint32(units[at + np.int64(j % 4)])
+                            byte |= ((stored >> np.uint32(2 * part + j // 4)) & np.uint32(1)) << np.uint32(j)
+                    else:
+                        byte = np.uint32(units[at])
+                    word = np.uint32(word | (byte << np.uint32(8 * k)))
             records[(np.int64(first + tile) * blocks + u) * words + w] = word
 
     return repack

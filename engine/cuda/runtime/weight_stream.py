@@ -16,7 +16,6 @@ from engine.arrays import Matrix
 from engine.cpu.mapping import whole_mapping
 from engine.cpu.products.repack import ROWS, Records
 from engine.cuda.products import regroup, repack
-from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.runtime.tensor import DeviceWeight
 from engine.ops.weight import Weight
@@ -68,7 +67,7 @@ class DeviceWeightStream:
                 order = regroup.order(records.format.type)
                 self._orders[records.format.type] = device.allocate(order.nbytes, WHAT)
                 device.write(self._orders[records.format.type].address, order)
-                device.load(_kernel(records))
+                device.load(regroup.kernel_of(records.format))
         device.synchronize(WHAT)  # another queue reads what was written
         self.matrices = [[weight for _, weight in part] for part in self._parts]
 
@@ -105,7 +104,9 @@ class DeviceWeightStream:
             self._queue.copy(self._staging.address, part)
             addresses = self._staging.address, self._orders[entry.type].address, weight.address
             grid = blocks, -(-len(part) // regroup.GROUPS)
-            self._queue.launch(_kernel(matrix), grid, 256, (*addresses, len(part), blocks, first // regroup.GROUPS))
+            self._queue.launch(
+                regroup.kernel_of(entry), grid, 256, (*addresses, len(part), blocks, first // regroup.GROUPS)
+            )
 
 
 def can_be_streamed(matrix: Matrix) -> bool:
@@ -144,11 +145,6 @@ def _mappings(matrices: Sequence[Records]) -> Iterator[np.ndarray]:
         if memory is not None and memory.ctypes.data not in seen:
             seen.add(memory.ctypes.data)
             yield memory
-
-
-def _kernel(matrix: Records) -> Specialization:
-    """The kernel that arranges the records of a matrix."""
-    return regroup.regroup(matrix.format.block_bytes, regroup.has_turned_words(matrix.format))
 
 
 def _keep(address: int, n_bytes: int) -> None:

@@ -101,7 +101,7 @@ def test_records_of_the_cpu_become_those_of_the_gpu(gpu: backend.Backend, entry:
     law = repack.repack_rows(entry, w.data)
     target, order = gpu.zeros((law.size,), np.uint8), gpu.upload(regroup.order(entry.type))
     given = gpu.upload(records.data), order, target
-    kernel = regroup.regroup(entry.block_bytes, regroup.has_turned_words(entry))
+    kernel = regroup.kernel_of(entry)
     sizes = records.data.shape[1], 2, 0
     gpu.device.launch(kernel, (2, law.shape[0]), 256, (*(each.address for each in given), *sizes))
     same(gpu.device.read(target.address, law.shape, np.uint8), law)
