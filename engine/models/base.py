@@ -214,9 +214,12 @@ class Model(Loader):
         told = None
         if self.config.n_per_layer:
             told = self.placement.first.run(self.tell, batch, batch.rows, None, self.prompt_rows)
-        if stages is not None or self.streaming is None or batch.mixed or batch.role is Role.DECODE:
-            return StagedPass(self.stages if stages is None else stages, batch, told, n_logits, self._buffers)
-        return self.streaming.begin(self.stages, batch, told, n_logits, self._buffers)
+        note = None
+        if stages is None:
+            stages = self.stages
+            if self.streaming is not None and batch.role is Role.PREFILL and not batch.mixed:
+                stages, note = self.streaming.choose(stages, batch.rows)
+        return StagedPass(stages, batch, told, n_logits, self._buffers, note)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.

@@ -4,7 +4,7 @@ Cuts lie before and after every mixer and every network.  A mixer that reads the
 these are.  The bits of a model do not depend on its placement.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.models.config import ModelConfig
@@ -70,16 +70,20 @@ class Placement:
         """The backend whose memory holds what layer ``il`` stores; the layer that drafts has the index n_layer."""
         return self.mixers[il] if il < len(self.mixers) else self.last
 
-    def stages(self) -> list[tuple[Ops, list[LayerPart]]]:
+    def stages(self, alone: Collection[LayerPart] = ()) -> list[tuple[Ops, list[LayerPart]]]:
         """The runs of parts of one backend, in the order of a pass; the first one begins with the embedding, the last one
-        ends with the output."""
-        runs: list[tuple[Ops, list[LayerPart]]] = []
+        ends with the output.  alone: parts that are runs of their own."""
+        runs: list[tuple[Ops, list[LayerPart]]] = [(self.first, [])]
+
+        def ends(ops: Ops) -> bool:
+            """Whether the last run takes no further part of a backend."""
+            last, parts = runs[-1]
+            return last is not ops or (bool(parts) and parts[-1] in alone)
+
         for part, ops in self.parts():
-            if not runs or runs[-1][0] is not ops:
+            if part in alone or ends(ops):
                 runs.append((ops, []))
             runs[-1][1].append(part)
-        if not runs or runs[0][0] is not self.first:
-            runs.insert(0, (self.first, []))
-        if runs[-1][0] is not self.last:
+        if ends(self.last):
             runs.append((self.last, []))
         return runs

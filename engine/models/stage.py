@@ -8,7 +8,7 @@ pass in slices, since the bits of a row do not depend on the other rows.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from engine.models.config import ModelConfig
 from engine.models.needs import stream_width
 from engine.models.placement import LayerPart
 from engine.ops.operations import Ops
+
+Note: TypeAlias = Callable[[int, float], None]
+"""Takes the number of rows of a pass and the seconds of its stages."""
 
 
 class DivisibleModel(Protocol):
@@ -188,11 +191,10 @@ class StagedPass:
         told: np.ndarray | None,
         n_logits: int,
         buffers: StreamBuffers,
-        note: Callable[[int, float], None] | None = None,
+        note: Note | None = None,
     ) -> None:
         """told: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], or None; n_logits: the number
-        of last rows whose logits are wanted; note: called with the number of rows and the seconds of the stages at the
-        end."""
+        of last rows whose logits are wanted; note: called at the end."""
         self.pieces = len(stages)
         self._left = list(stages)
         self._batch, self._told, self._n_logits = batch, told, n_logits

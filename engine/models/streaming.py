@@ -7,17 +7,17 @@ stores is copied back (``engine/cache/mirror.py``).  The bits are the same on bo
 speed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Matrix
+from engine.arrays import Array, Matrix
 from engine.cache.mirror import LayerMirror, Mirrors
 from engine.models.config import ModelConfig
 from engine.models.placement import LayerPart, Placement
-from engine.models.stage import DivisibleModel, RowSlice, Stage, StagedPass, StageInputs, StreamBuffers
+from engine.models.stage import DivisibleModel, Note, RowSlice, Stage, StageInputs
 from engine.ops.memory import WeightStream
 from engine.ops.operations import Ops
 
@@ -121,23 +121,16 @@ class Streaming:
         self.prices = Prices()
         self.passes = 0
 
-    def begin(
-        self,
-        stages: Sequence[Stage],
-        batch: Batch[np.ndarray],
-        told: np.ndarray | None,
-        n_logits: int,
-        buffers: StreamBuffers,
-    ) -> StagedPass:
-        """A pass over tokens of a prompt, through the stages that are likely to be faster.  stages: those without streaming;
-        the other arguments: see :class:`StagedPass`."""
-        prices = self.prices
-        if not prices.is_faster(batch.rows):
-            return StagedPass(stages, batch, told, n_logits, buffers, prices.note)
+    def choose(self, stages: Sequence[Stage], rows: int) -> tuple[Sequence[Stage], Note | None]:
+        """The stages that are likely to be faster for a pass over tokens of a prompt, and what to call with its time.
+
+        stages: those without streaming.
+        """
+        if not self.prices.is_faster(rows):
+            return stages, self.prices.note
         self.passes += 1
         # The first pass compiles and loads kernels.
-        note = prices.note_streamed if self.passes > 1 else None
-        return StagedPass(self.stages, batch, told, n_logits, buffers, note)
+        return self.stages, self.prices.note_streamed if self.passes > 1 else None
 
     def distinct(self, config: ModelConfig) -> list[Stage]:
         """One of the stages that stream for each kind of part, whose kernels are those of the others."""
@@ -167,33 +160,21 @@ def streaming(
         return None
     memories = Mirrors(model.cache, gpu)
     mirrors = {part.layer: memories.layer(config.memory(part.layer)) for part in moved if not part.network}
-    layers = {}
+    array, layers = model.on_device(gpu), {}
     for part, matrices in zip(moved, stream.matrices, strict=True):
-        layers[part] = _copy(model.layers[part.layer], part, matrices, model.on_device(gpu))
+        layers[part] = _copy(model.layers[part.layer], part, matrices, array)
+    numbers = {part: number for number, part in enumerate(moved)}
     stages: list[Stage] = []
-    for i, (ops, parts, is_last) in enumerate(_runs(placement, set(moved))):
-        if len(parts) == 1 and parts[0] in layers:
+    runs = placement.stages(alone=numbers)
+    for i, (ops, parts) in enumerate(runs):
+        if parts and parts[0] in numbers:
             (part,) = parts
-            stores = part.layer in config.owners
-            given = stream, moved.index(part), None if part.network else mirrors[part.layer], stores
+            mirror = None if part.network else mirrors[part.layer]
+            given = stream, numbers[part], mirror, part.layer in config.owners
             stages.append(StreamedStage(model, inputs[gpu], part, *given))
         else:
-            stages.append(Stage(model, inputs[ops], parts, i == 0, is_last))
+            stages.append(Stage(model, inputs[ops], parts, i == 0, i == len(runs) - 1))
     return Streaming(gpu, stages, layers, mirrors)
-
-
-def _runs(placement: Placement, moved: set[LayerPart]) -> Iterator[tuple[Ops, list[LayerPart], bool]]:
-    """The stages of a placement, of which each part that moves is one: the device, the parts, and whether the stage is the
-    last one."""
-    runs: list[tuple[Ops, list[LayerPart]]] = [(placement.first, [])]
-    for part, ops in placement.parts():
-        if part in moved or runs[-1][0] is not ops or any(each in moved for each in runs[-1][1]):
-            runs.append((ops, []))
-        runs[-1][1].append(part)
-    if runs[-1][0] is not placement.last or any(each in moved for each in runs[-1][1]):
-        runs.append((placement.last, []))
-    for i, (ops, parts) in enumerate(runs):
-        yield ops, parts, i == len(runs) - 1
 
 
 def _matrices(layer: Any, part: LayerPart) -> list[Matrix]:
