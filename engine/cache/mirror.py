@@ -5,7 +5,7 @@ have the same numbers in both memories, and the tables of pages are equal, so al
 same memory on the GPU, one after another.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
@@ -78,7 +78,7 @@ class LayerMirror:
         last one that is stored."""
         for pool, span, window, axis, host, copy in self._paged:
             low = max(0, first - window) // span if window else 0
-            for run in _runs(pool.placed(slot, low, -(-end // span))):
+            for run in pool.placed(slot, low, -(-end // span)):
                 self._device.copy_in(copy, host, axis, *run)
         if first:
             for host, copy in self._rings:
@@ -87,7 +87,7 @@ class LayerMirror:
     def copy_out(self, slot: int, first: int, end: int) -> None:
         """Copy what a pass of the sequence in a slot over the positions [first, end) has stored."""
         for pool, span, _, axis, host, copy in self._paged:
-            for run in _runs(pool.placed(slot, first // span, -(-end // span))):
+            for run in pool.placed(slot, first // span, -(-end // span)):
                 self._device.copy_out(copy, host, axis, *run)
         for host, copy in self._rings:
             self._device.copy_out(copy, host, 0, slot, slot + 1)
@@ -101,12 +101,3 @@ def _arrays(own: Any, other: Any) -> Iterator[tuple[np.ndarray, Any]]:
             yield mine, theirs
         elif is_dataclass(mine):
             yield from _arrays(mine, theirs)
-
-
-def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pages as runs [first, end) of consecutive numbers."""
-    start = 0
-    for i in range(1, len(pages) + 1):
-        if i == len(pages) or pages[i] != pages[i - 1] + 1:
-            yield pages[start], pages[i - 1] + 1
-            start = i

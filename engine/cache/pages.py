@@ -139,10 +139,7 @@ class PagePool:
     @property
     def free_runs(self) -> list[tuple[int, int]]:
         """The pages without contents, as runs [first, end) in ascending order."""
-        free = np.sort(np.array(self._free, np.int64))
-        ends = np.flatnonzero(np.diff(free) > 1)
-        firsts, lasts = free[np.append(0, ends + 1)[: free.size]], free[np.append(ends, free.size - 1)[: free.size]]
-        return [(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
+        return _runs(np.sort(np.array(self._free, np.int64)))
 
     def take(self) -> int:
         """Allocate a page for new contents.  Raises NoPages if all pages are in use."""
@@ -219,9 +216,9 @@ class PagePool:
         self._pages[slot, chunk] = page
         self._changed.add(slot)
 
-    def placed(self, slot: int, first: int, end: int) -> list[int]:
-        """The pages of chunks [first, end) of the sequence in a slot."""
-        return [int(page) for page in self._pages[slot, first:end]]
+    def placed(self, slot: int, first: int, end: int) -> list[tuple[int, int]]:
+        """The pages of chunks [first, end) of the sequence in a slot, as runs [first, end) of consecutive pages."""
+        return _runs(self._pages[slot, first:end])
 
     def publish(self) -> None:
         """Write the changes of the table to the devices."""
@@ -230,6 +227,13 @@ class PagePool:
             for slot in self._changed:
                 store(table, slot, self._pages[slot : slot + 1])
         self._changed.clear()
+
+
+def _runs(pages: np.ndarray) -> list[tuple[int, int]]:
+    """Pages, integers [n], as runs [first, end) of consecutive ones."""
+    ends = np.flatnonzero(np.diff(pages) != 1)
+    firsts, lasts = pages[np.append(0, ends + 1)[: pages.size]], pages[np.append(ends, pages.size - 1)[: pages.size]]
+    return [(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -46,22 +46,22 @@ class DeviceWeightStream:
         #: The part whose weights each buffer holds, or will hold after the copies in the queue.
         self._held = [-1 for _ in self._buffers]
         self._orders: dict[GGMLQuantizationType, Buffer] = {}
-        # Pinned memory is copied without a detour, and while the host continues.  They are freed before the arrays.
-        self._pins = [device.pin(memory) for memory in _mappings(copied)]
+        #: What keeps the memory of the weights pinned, from the first copy on.  It is freed before the arrays.
+        self._pins: list[object | None] | None = None
         self._parts: list[list[tuple[Matrix, DeviceWeight]]] = []
         for number, part in enumerate(parts):
-            buffer, at, pairs_ = self._buffers[number % 2], 0, []
+            buffer, at, weights = self._buffers[number % 2], 0, []
             for matrix in part:
                 if _is_copied(matrix):
                     own = Buffer(buffer.address + at, _device_bytes(matrix), _keep)
                     at += own.n_bytes
-                    pairs_.append((matrix, _weight(matrix, own)))
+                    weights.append((matrix, _weight(matrix, own)))
                 else:
                     assert isinstance(matrix, Weight)
                     resident = device.allocate(matrix.rows * matrix.data.shape[1], WHAT)
                     device.write(resident.address, matrix.part(0, matrix.rows))
-                    pairs_.append((matrix, _weight(matrix, resident)))
-            self._parts.append(pairs_)
+                    weights.append((matrix, _weight(matrix, resident)))
+            self._parts.append(weights)
         for records in copied:
             if records.format.type not in self._orders:
                 order = regroup.order(records.format.type)
@@ -77,6 +77,8 @@ class DeviceWeightStream:
         slot = part % len(self._buffers)
         if part >= len(self._parts) or self._held[slot] == part:
             return
+        if self._pins is None:
+            self._pins = self._pinned()
         self._held[slot] = -1
         for matrix, weight in self._parts[part]:
             if isinstance(matrix, Records):
@@ -95,6 +97,14 @@ class DeviceWeightStream:
         assert self._held[slot] == part, f"the weights of part {part} are not being copied"
         self._marks[slot].wait("the copies of weights")
 
+    def _pinned(self) -> list[object | None]:
+        """Pin the memory of the weights, so that it is copied without a detour and while the host continues.
+
+        A model that reads no long prompt does not need it, and it takes time.
+        """
+        copied = [matrix for part in self._parts for matrix, _ in part if isinstance(matrix, Records)]
+        return [self._queue.pin(memory) for memory in _mappings(copied)]
+
     def _regroup(self, matrix: Records, weight: DeviceWeight) -> None:
         groups = matrix.data.reshape(-1, matrix.data.shape[2])
         entry, blocks = matrix.format, matrix.columns // matrix.format.block
@@ -110,7 +120,7 @@ class DeviceWeightStream:
 
 
 def can_be_streamed(matrix: Matrix) -> bool:
-    """Whether the GPU can read a matrix as the CPU has it: in a stack, the records of a matrix must not have rows of two."""
+    """Whether the GPU can read a matrix as the CPU has it: in a stack, a record must not have missing rows."""
     if isinstance(matrix, Records):
         return matrix.count == 1 or matrix.rows % ROWS == 0
     return isinstance(matrix, Weight) and not matrix.format.quantized
