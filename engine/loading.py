@@ -15,7 +15,7 @@ from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
 from engine.errors import ContextError, DeviceError, ModelError, UsageError
-from engine.gguf.file import GGUF, read_gguf
+from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
 from engine.limits import ALL_LAYERS, MOST_DRAFTS, MOST_PARALLEL
@@ -337,10 +337,10 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
     # Without room for them, prompts are slower.
     weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
-    _check_weights(config, gguf, placement)
+    tensors = tensors_of(config, gguf, placement)
+    _check_weights(gguf, tensors)
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
     devices += [device for device in placement.devices if device is not ops]
-    tensors = tensors_of(config, gguf, placement)
     tensors[placement.last] += [] if layer is None else layer_tensors(layer)
     for device, own in tensors.items():
         device.loading([tensor.data for tensor in own], progress)
@@ -396,15 +396,18 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, rewind: in
     return (host and fitted(config, gguf, ops, host, fits)) or whole
 
 
-def _check_weights(config: ModelConfig, gguf: GGUF, placement: Placement) -> None:
+def _check_weights(gguf: GGUF, tensors: Mapping[Ops, list[GGUFTensor]]) -> None:
     """Raise DeviceError if weights that are copied to host memory do not fit there.  Those of float formats stay in the
-    file."""
-    for ops, tensors in tensors_of(config, gguf, placement).items():
-        formats = [(tensor, FORMATS.get(tensor.type)) for tensor in tensors if tensor.name != PER_LAYER]
+    file.
+
+    tensors: those that each device loads.
+    """
+    for ops, own in tensors.items():
+        formats = [(tensor, FORMATS.get(tensor.type)) for tensor in own if tensor.name != PER_LAYER]
         needed = sum(tensor.nbytes for tensor, entry in formats if entry is not None and entry.quantized)
         free = ops.free_memory(0)
         if ops.device_memory() is None and 1 < free < needed:
-            bits = 8 * free / sum(math.prod(tensor.shape) for tensor in tensors)
+            bits = 8 * free / sum(math.prod(tensor.shape) for tensor in own)
             raise DeviceError(
                 f"the weights of {gguf.path.name} need {needed / 1e9:.2f} GB of memory and {free / 1e9:.2f} GB are free, "
                 f"which is enough for {bits:.1f} bits per weight; choose a smaller quantization or model, close other "

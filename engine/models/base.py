@@ -279,7 +279,7 @@ class Model(Loader):
         the output of the trunk for the layer that drafts.  The rings must still contain these entries.
         """
         length, arrays = length or sequence.length, []
-        for ops, rows in self._remembered(length, sequence):
+        for ops, rows in self.remembered(length, sequence):
             # Parts before and after the end of a ring are concatenated, so that rings of another length can be restored.
             if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
                 arrays.append(np.concatenate(runs))
@@ -294,7 +294,7 @@ class Model(Loader):
             sequence.resume(snapshot.length)
         self.cache.publish()
         arrays = iter(snapshot.arrays)
-        for ops, rows in self._remembered(snapshot.length, sequence):
+        for ops, rows in self.remembered(snapshot.length, sequence):
             if rows.first < rows.end:
                 array, at = next(arrays), 0
                 for run in rows.runs():
@@ -302,12 +302,9 @@ class Model(Loader):
                     ops.store(rows.ring, run.start, array[at : at + count])
                     at += count
 
-    def remembered(self, length: int, sequence: Sequence) -> Iterator[StoredRows[Array]]:
-        """The entries of rings, and of pages that windows free, that a pass after ``length`` tokens of a sequence needs."""
-        return (rows for _, rows in self._remembered(length, sequence))
-
-    def _remembered(self, length: int, sequence: Sequence) -> Iterator[tuple[Ops, StoredRows[Array]]]:
-        """The same rows, each with the backend whose memory holds it."""
+    def remembered(self, length: int, sequence: Sequence) -> Iterator[tuple[Ops, StoredRows[Array]]]:
+        """The entries of rings, and of pages that windows free, that a pass after ``length`` tokens of a sequence needs, each
+        with the backend whose memory holds it."""
         slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             for rows in layer.needed(slot, length, sequence.pages):

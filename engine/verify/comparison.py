@@ -1,6 +1,6 @@
 """Whole passes, choices of tokens and answers on the CPU and on a GPU, compared bit by bit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,8 +14,8 @@ from engine.limits import DECODE_ROWS, MOST_LOGITS
 from engine.llm import LLM
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
+from engine.verify.caches import cache_checks
 from engine.verify.graph import first_of_graph
-from engine.verify.layout import remembered
 from engine.verify.lockstep import Check, Difference, Lockstep, Site
 from engine.verify.passes import in_steps_of, passes, sizes, wide_sizes
 from engine.verify.tally import Tally
@@ -80,21 +80,10 @@ class Comparison:
 
     def caches(self) -> None:
         """Compare the keys, values and states that the next token can see."""
-        for check in self._cache_checks():
+        for check in cache_checks(self.cpu, self.gpu):
             self.tally.whole("cache", "what is visible after the prompt", check)
             if check.differing.any():
                 raise Difference(None, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
-
-    def _cache_checks(self) -> Iterator[Check]:
-        n = self.gpu.sequence.length
-        both = (remembered(llm.model.ops, llm.model, n) for llm in (self.cpu, self.gpu))
-        for (what, mine), (_, theirs) in zip(*both, strict=True):
-            yield Check(f"{what}: ", mine, theirs)
-        for il, layers in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
-            downloads = (llm.model.ops.download for llm in (self.cpu, self.gpu))
-            contents = (layer.contents(n, download) for layer, download in zip(layers, downloads, strict=True))
-            for (what, mine), (_, theirs) in zip(*contents, strict=True):
-                yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
         """Generate n tokens, each chosen by the CPU, and compare the GPU's logits.  Returns the tokens and the logits after
@@ -159,7 +148,7 @@ class Comparison:
         self.cpu.reset()
         for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.batch_size, first)):
             self.cpu.model.forward(batch, positions, 0, self.cpu.model.sequence)
-        for check in self._cache_checks():
+        for check in cache_checks(self.cpu, self.gpu):
             if check.differing.any():
                 return f"the cache that the pass begins with differs already: {check.show()}"
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
@@ -209,9 +198,7 @@ class Comparison:
             self._tokens("answer of LLM.generate", f"{how} and drafts", both[0], drafted)
 
     def _tokens(self, what: str, how: str, expected: list[int], found: list[int]) -> None:
-        n = max(len(expected), len(found))
-        a, b = (np.array(ids + [-1] * (n - len(ids)), np.int32) for ids in (expected, found))
-        check = Check(f"{what}, {how}: token", a, b)
+        check = Check.of_tokens(f"{what}, {how}: token", expected, found)
         self.tally.whole(what, how, check)
         if check.differing.any():
             raise Difference(

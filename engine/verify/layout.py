@@ -188,9 +188,9 @@ def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) ->
     return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
 
 
-def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
+def remembered(model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
     """What recurrent layers, and the layer that drafts, need after ``length`` tokens: names and arrays."""
-    for rows in model.remembered(length, model.sequence):
+    for ops, rows in model.remembered(length, model.sequence):
         if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
             yield rows.name, np.concatenate(runs)
 

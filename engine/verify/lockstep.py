@@ -114,6 +114,12 @@ class Check:
     gpu: np.ndarray
     where: np.ndarray | None = None
 
+    @classmethod
+    def of_tokens(cls, what: str, cpu: list[int], gpu: list[int]) -> "Check":
+        """A comparison of two lists of tokens, of which the shorter one is continued by -1."""
+        n = max(len(cpu), len(gpu))
+        return cls(what, *(np.array(ids + [-1] * (n - len(ids)), np.int32) for ids in (cpu, gpu)))
+
     @property
     def values(self) -> int:
         """Number of values compared."""

@@ -4,7 +4,7 @@ Both models compute a pass in stages with the same borders.  Each continues with
 after which the streams differ is at fault.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from engine.arrays import Batch, Role
 from engine.llm import LLM
 from engine.models.stage import Stage, StageInputs
 from engine.speculative.params import SpeculationParams
+from engine.verify.caches import cache_checks
 from engine.verify.lockstep import Check, Difference
 from engine.verify.passes import passes, sizes, wide_sizes
 from engine.verify.tally import Tally
@@ -47,7 +48,7 @@ class StageComparison:
             own = self._borders(stages)
             for tokens, positions in passes(self.ids, counts):
                 self._pass(tokens, positions, how, own, stages)
-            for check in self._caches():
+            for check in cache_checks(self.cpu, self.divided):
                 self._note("cache", how, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
 
     def answers(self, n: int) -> None:
@@ -57,9 +58,7 @@ class StageComparison:
             expected = self.cpu.complete(self.ids, **options, temperature=temperature).ids
             for more, speculation in (("", SpeculationParams()), (" and drafts", SpeculationParams(lookup=True))):
                 found = self.divided.complete(self.ids, **options, temperature=temperature, speculation=speculation).ids
-                length = max(len(expected), len(found))
-                pair = (np.array(ids + [-1] * (length - len(ids)), np.int32) for ids in (expected, found))
-                check = Check(f"answer, {how}{more}: token", *pair)
+                check = Check.of_tokens(f"answer, {how}{more}: token", expected, found)
                 self._note(
                     "answer of LLM.generate", how + more, check, "The residual streams of the prompt were equal."
                 )
@@ -90,19 +89,6 @@ class StageComparison:
             self._note(f"stages on {stage.ops.name}", how, Check(where, *found), f"The stage at fault: {stage}.")
         for llm in (self.cpu, self.divided):
             llm.sequence.commit(tokens.tolist())
-
-    def _caches(self) -> Iterator[Check]:
-        """The keys, values and states that the next token can see."""
-        n = self.divided.sequence.length
-        models = self.cpu.model, self.divided.model
-        for mine, theirs in zip(*(model.save(model.sequence).arrays for model in models), strict=True):
-            yield Check("a state, or what a ring keeps: ", mine, theirs)
-        for index, il in enumerate(self.cpu.config.owners):
-            contents = [
-                list(model.cache.layers[index].contents(n, model.placement.memory(il).download)) for model in models
-            ]
-            for (what, own), (_, other) in zip(*contents, strict=True):
-                yield Check(f"{what} of layer {il}, among the visible positions", own, other)
 
     def _note(self, what: str, how: str, check: Check, verdict: str) -> None:
         self.tally.whole(what, how, check)

@@ -356,7 +356,7 @@ def test_drafts_of_its_own_layer_for_two_answers(hybrid: Path) -> None:
 
 def assert_same_states(cpu: engine.LLM, gpu: engine.LLM) -> None:
     """What a next pass needs besides keys and values is the same, bit for bit."""
-    both = (remembered(llm.model.ops, llm.model, gpu.sequence.length) for llm in (cpu, gpu))
+    both = (remembered(llm.model, gpu.sequence.length) for llm in (cpu, gpu))
     for (what, mine), (_, its) in zip(*both, strict=True):
         assert mine.tobytes() == its.tobytes(), what
 
