@@ -15,7 +15,7 @@ from engine.cli.prompt import read_prompt
 from engine.cli.shared import about
 
 if TYPE_CHECKING:
-    from engine.cli.answer import Answer
+    from engine.cli.answer import Outcome
     from engine.cli.opened import Opened
     from engine.speculative.statistics import Statistics
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED if reply.interrupted else 0
 
 
-def ending(opened: "Opened", reply: "Answer") -> str:
+def ending(opened: "Opened", reply: "Outcome") -> str:
     """Why an answer ended, and what would have let it continue."""
     from engine.cli.opened import BARE_STOP, BARE_TOKENS
 
@@ -95,7 +95,7 @@ def ending(opened: "Opened", reply: "Answer") -> str:
     return f"{reason}  ({why}; {how})" if why else f"{reason}  ({how})"
 
 
-def as_object(opened: "Opened", prompt: str, reply: "Answer") -> dict[str, Any]:
+def as_object(opened: "Opened", prompt: str, reply: "Outcome") -> dict[str, Any]:
     """The object that --json prints; rates that were not measured and infinite log-probabilities are null.
 
     Everything but the timings is the same on every device.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Outcome:
     """A finished generation, whether Ctrl-C ended it, and why tokens were read again, if they were."""
 
     generation: "Generation"
@@ -40,7 +40,7 @@ def answer(
     show: bool = True,
     echo: str = "",
     prose: bool = False,
-) -> Answer:
+) -> Outcome:
     """Generates one answer and, with ``show``, writes it to stdout piece by piece; raises EngineError.
 
     ``options`` are the keyword arguments of ``LLM.generate``. ``echo`` is shown first on a terminal, which breaks lines
@@ -83,7 +83,7 @@ def answer(
                 sys.stdout.write(words.end())
                 sys.stdout.flush()
             report.answered(generation.text, shown=show)
-    return Answer(generation, pressed.is_set() and generation.finish_reason is None, llm.reread)
+    return Outcome(generation, pressed.is_set() and generation.finish_reason is None, llm.reread)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.cache.recurrent import Snapshot
+from engine.decode.evaluate import evaluate
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -50,7 +51,7 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
         batch = tokens[done : done + llm.model.next_rows(tokens.size - done)]
         positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
         done += batch.size
-        llm.model.forward(batch, positions, int(done == tokens.size), llm.sequence)
+        evaluate(llm.model, batch, positions, int(done == tokens.size), llm.sequence)
 
 
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
@@ -68,7 +69,7 @@ def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
             pass
         return
     for i in range(tokens.size):
-        llm.model.forward(tokens[i : i + 1], np.array([first + i], np.int32), 1, llm.sequence)
+        evaluate(llm.model, tokens[i : i + 1], np.array([first + i], np.int32), 1, llm.sequence)
 
 
 def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int, warmup: bool = True) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.answer import Answer, answer
+from engine.cli.answer import Outcome, answer
 from engine.cli.conversation import Conversation
 from engine.cli.lines import Reader
 from engine.cli.opened import Opened
@@ -168,7 +168,7 @@ class Session:
             ids += reply.generation.ids
             self._record(reply, begun)
 
-    def _ask(self, prompt: Sequence[int] | str) -> Answer:
+    def _ask(self, prompt: Sequence[int] | str) -> Outcome:
         """Answers token ids, or a bare text, and shows the answer."""
         options = self.settings.options
         echo = prompt if isinstance(prompt, str) else ""
@@ -179,7 +179,7 @@ class Session:
             self.conversation.turns[-1]["content"] if self.template is None else self.conversation.prompt(self.template)
         )
 
-    def _record(self, reply: Answer, begun: str = "") -> None:
+    def _record(self, reply: Outcome, begun: str = "") -> None:
         generation = reply.generation
         if reply.interrupted and not begun + generation.text:
             raise KeyboardInterrupt
@@ -190,7 +190,7 @@ class Session:
             self.report.line(f"note: {reply.reread}")
         self.report.turn(generation, reason=reply.reason, n_ctx=self.llm.n_ctx)
 
-    def _is_full(self, reply: Answer) -> bool:
+    def _is_full(self, reply: Outcome) -> bool:
         generation = reply.generation
         return reply.reason == "length" and len(generation.prompt_ids) + len(generation.ids) >= self.llm.n_ctx
 

@@ -172,7 +172,7 @@ class Model(Loader):
     # --- the forward pass --------------------------------------------------------------------------------------
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> np.ndarray:
-        """Run a pass over ``tokens`` int32 [rows] at ``positions`` int32 [rows], and commit the tokens.
+        """Run a pass over ``tokens`` int32 [rows] at ``positions`` int32 [rows].  The caller then commits the tokens.
 
         Positions are consecutive and begin at ``sequence.length``.  The bits of a row do not depend on the number of rows.
 
@@ -182,7 +182,6 @@ class Model(Loader):
         passing = self.split(tokens, positions, n_logits, sequence)
         passing.advance(passing.pieces)
         logits = passing.logits(wait=True)
-        sequence.commit(tokens.tolist())
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def split(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> SplitPass:

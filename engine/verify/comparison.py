@@ -10,6 +10,7 @@ from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_params import edits
 from engine.decode.device_sampler import DeviceSampler, Rows
+from engine.decode.evaluate import evaluate
 from engine.limits import DECODE_ROWS, MOST_LOGITS
 from engine.llm import LLM
 from engine.sampling.sampler import Sampler, SamplerParams
@@ -73,7 +74,7 @@ class Comparison:
             self.gpu.reset()
             for tokens, positions in passes(self.ids, counts):
                 n_logits = min(tokens.size, MOST_LOGITS)
-                logits = self.gpu.model.forward(tokens, positions, n_logits, self.gpu.model.sequence)
+                logits = evaluate(self.gpu.model, tokens, positions, n_logits, self.gpu.model.sequence)
                 found = expected[positions[-n_logits:]]
                 self._same("logits of the prompt", how, found, logits, tokens, positions)
             self.caches()
@@ -98,7 +99,7 @@ class Comparison:
                 break
             tokens, positions = np.array(history[-1:], np.int32), np.array([len(history) - 1], np.int32)
             logits = self.cpu.step(history[-1])
-            found = self.gpu.model.forward(tokens, positions, 1, self.gpu.model.sequence)
+            found = evaluate(self.gpu.model, tokens, positions, 1, self.gpu.model.sequence)
             self._same("logits of greedy tokens", "a row at a time", logits[None], found, tokens, positions)
             rows.append(logits.copy())
             if self.cpu.model.drafter is not None:
@@ -117,11 +118,11 @@ class Comparison:
         """Compare passes of k rows after the prompt with single steps over the same tokens."""
         self._reset()
         for batch, positions in passes(self.ids, in_steps_of(16, len(self.ids))):
-            self.gpu.model.forward(batch, positions, 0, self.gpu.model.sequence)
+            evaluate(self.gpu.model, batch, positions, 0, self.gpu.model.sequence)
         first = len(self.ids)
         for k in range(2, min(16, expected.shape[0]) + 1):
             batch, positions = np.array(tokens[:k], np.int32), np.arange(first, first + k, dtype=np.int32)
-            logits = self.gpu.model.forward(batch, positions, k, self.gpu.model.sequence)
+            logits = evaluate(self.gpu.model, batch, positions, k, self.gpu.model.sequence)
             self._same(
                 "k rows = k single steps",
                 f"k = 2 to {min(16, expected.shape[0])}",
@@ -147,7 +148,7 @@ class Comparison:
         model.sequence.truncate(first)
         self.cpu.reset()
         for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.batch_size, first)):
-            self.cpu.model.forward(batch, positions, 0, self.cpu.model.sequence)
+            evaluate(self.cpu.model, batch, positions, 0, self.cpu.model.sequence)
         for check in cache_checks(self.cpu, self.gpu):
             if check.differing.any():
                 return f"the cache that the pass begins with differs already: {check.show()}"

@@ -12,6 +12,7 @@ from engine.cache.pages import NoPages, PagedMemory, PagePool, Paging
 from engine.cache.sequence import Sequence, first_key, keys_of
 from engine.cache.spec import Ring
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
+from engine.decode.evaluate import evaluate
 from engine.errors import ContextError, UsageError
 from engine.synthetic.model import make_model
 from tests.pages import layer_of
@@ -355,7 +356,7 @@ def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
             continue
         new = rng.integers(0, gemma.config.n_vocab, n).astype(np.int32)
         tokens = np.concatenate([tokens[:length], new])
-        last = model.forward(new, np.arange(length, length + n, dtype=np.int32), 1, model.sequence)
+        last = evaluate(model, new, np.arange(length, length + n, dtype=np.int32), 1, model.sequence)
     if last is not None:
         assert gemma.logits(tokens.tolist())[-1].tobytes() == last[0].tobytes()
 

@@ -16,7 +16,7 @@ import pytest
 import engine
 from engine.cli import chat as chat_module
 from engine.cli import session as session_module
-from engine.cli.answer import Answer, answer
+from engine.cli.answer import Outcome, answer
 from engine.cli.chat import chat
 from engine.cli.commands import COMMANDS
 from engine.cli.conversation import Conversation
@@ -81,9 +81,9 @@ class Talk:
         bare: bool = False,
         **options: Any,
     ) -> None:
-        self.replies: list[Answer] = []
+        self.replies: list[Outcome] = []
 
-        def recorded(llm: Any, prompt: Sequence[int] | str, *given: Any, **more: Any) -> Answer:
+        def recorded(llm: Any, prompt: Sequence[int] | str, *given: Any, **more: Any) -> Outcome:
             self.replies.append(answer(llm, prompt, *given, **more))
             return self.replies[-1]
 

@@ -22,6 +22,7 @@ from engine.cpu import integer_attention, integer_cache, integer_products
 from engine.cpu.integer_attention import WEIGHT
 from engine.cpu.integer_cache import QUERY
 from engine.cpu.simd import available
+from engine.decode.evaluate import evaluate
 from engine.numerics import exp, exp2
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -617,7 +618,8 @@ def test_logits_of_models(tmp_path: Path, model: str) -> None:
         llm.reset()
         singles = np.array(ids[:70], np.int32)[:, None], np.arange(70, dtype=np.int32)[:, None]
         rows = [
-            llm.model.forward(token, position, 1, llm.model.sequence) for token, position in zip(*singles, strict=True)
+            evaluate(llm.model, token, position, 1, llm.model.sequence)
+            for token, position in zip(*singles, strict=True)
         ]
         assert outputs[0].tobytes() == outputs[1].tobytes()
         assert np.concatenate(rows).tobytes() == outputs[0][:70].tobytes()

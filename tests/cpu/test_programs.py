@@ -15,6 +15,7 @@ from engine.cpu.backend import Backend
 from engine.cpu.runtime.entry import words
 from engine.cpu.runtime.pool import ALIGNMENT, Pool
 from engine.cpu.runtime.program import Operation, Program
+from engine.decode.evaluate import evaluate
 from engine.ops.heads import Heads
 from engine.synthetic.model import make_model
 from tests.batches import one_sequence
@@ -68,7 +69,7 @@ def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, ro
     def logits() -> bytes:
         llm.reset()
         poison(ops)
-        return llm.model.forward(tokens, positions, rows, llm.model.sequence).tobytes()
+        return evaluate(llm.model, tokens, positions, rows, llm.model.sequence).tobytes()
 
     llm.reset()
     llm.model.prepare(0, rows, llm.model.sequence)

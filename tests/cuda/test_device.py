@@ -24,6 +24,7 @@ from engine import parity
 from engine.arrays import Batch
 from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, Types
+from engine.decode.evaluate import evaluate
 from engine.devices import open_device
 from engine.errors import DeviceError, ModelError
 from engine.gguf.file import read_gguf
@@ -777,7 +778,7 @@ def test_the_same_decode_100_times(tiny: Any) -> None:
     token, position = np.array([11], np.int32), np.array([130], np.int32)
     results = set()
     for _ in range(100):
-        results.add(llm.model.forward(token, position, 1, llm.model.sequence).tobytes())
+        results.add(evaluate(llm.model, token, position, 1, llm.model.sequence).tobytes())
         llm.sequence.truncate(130)
     assert len(results) == 1
     answers = set()
@@ -791,8 +792,8 @@ def decode(llm: engine.LLM, ids: list[int]) -> Iterator[bytes]:
     """Logits of ids, one after another."""
     llm.reset()
     for position, token in enumerate(ids):
-        yield llm.model.forward(
-            np.array([token], np.int32), np.array([position], np.int32), 1, llm.model.sequence
+        yield evaluate(
+            llm.model, np.array([token], np.int32), np.array([position], np.int32), 1, llm.model.sequence
         ).tobytes()
 
 
@@ -1015,7 +1016,7 @@ def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
             np.array(tokens[first : first + rows], np.int32),
             np.arange(first, first + rows, dtype=np.int32),
         )
-        on_gpu.model.forward(batch, positions, rows, on_gpu.model.sequence)
+        evaluate(on_gpu.model, batch, positions, rows, on_gpu.model.sequence)
         on_gpu.sequence.truncate(first + accepted)
         snapshot = on_gpu.model.save(on_gpu.model.sequence)
         assert [array.tobytes() for array in snapshot.arrays] == expected[first + accepted - 1]

@@ -12,6 +12,7 @@ import pytest
 import engine
 from engine.cache.compressed import CompressedCacheSpec
 from engine.cache.types import F16
+from engine.decode.evaluate import evaluate
 from engine.errors import GGUFError, ModelError
 from engine.models.traffic import cache_bytes_per_token, memories
 from tests.families import Tensors, quantized, rewritten, write_quantized
@@ -53,9 +54,11 @@ def test_tokens_can_be_rolled_back(path: Path) -> None:
             at = max(1, end - count)
             in_batches(llm, tokens[:at], [16] * (at // 16) + ([at % 16] if at % 16 else []))
             other = (tokens[at:end] + 1) % llm.config.n_vocab
-            llm.model.forward(other, np.arange(at, end, dtype=np.int32), 1, llm.model.sequence)
+            evaluate(llm.model, other, np.arange(at, end, dtype=np.int32), 1, llm.model.sequence)
             llm.sequence.truncate(at)
-            again = llm.model.forward(tokens[at : at + 8], np.arange(at, at + 8, dtype=np.int32), 8, llm.model.sequence)
+            again = evaluate(
+                llm.model, tokens[at : at + 8], np.arange(at, at + 8, dtype=np.int32), 8, llm.model.sequence
+            )
             assert again.tobytes() == expected[at : at + 8].tobytes(), (end, count)
 
 
@@ -67,14 +70,14 @@ def test_a_snapshot_is_what_was_read(path: Path) -> None:
         in_batches(llm, tokens[:length], [1] * length)
         snapshot = llm.model.save(llm.model.sequence)
         rows = [
-            llm.model.forward(tokens[p : p + 1], np.array([p], np.int32), 1, llm.model.sequence)
+            evaluate(llm.model, tokens[p : p + 1], np.array([p], np.int32), 1, llm.model.sequence)
             for p in range(length, length + 20)
         ]
         # The same beginning, then another text.
         in_batches(llm, np.concatenate([tokens[:length], tokens[::-1][: 290 - length]]), [10] * 29)
         llm.model.restore(snapshot, llm.model.sequence)
         again = [
-            llm.model.forward(tokens[p : p + 1], np.array([p], np.int32), 1, llm.model.sequence)
+            evaluate(llm.model, tokens[p : p + 1], np.array([p], np.int32), 1, llm.model.sequence)
             for p in range(length, length + 20)
         ]
         assert np.concatenate(again).tobytes() == np.concatenate(rows).tobytes()

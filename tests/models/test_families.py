@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.decode.evaluate import evaluate
 from engine.speculative.params import SpeculationParams
 from tests.families import FAMILIES, ONE_OF_EACH, write_quantized
 from tests.models.test_models import in_batches
@@ -28,9 +29,9 @@ def test_rows_chunks_and_roll_back_do_not_show(case: Family, tmp_path: Path) -> 
     assert in_batches(two, tokens, [70, 1, 5, 16, 58]).tobytes() == expected.tobytes()
     two.model.sequence.truncate(148)
     wrong = (tokens[148:150] + 1) % one.config.n_vocab
-    two.model.forward(wrong, np.array([148, 149], np.int32), 1, two.model.sequence)
+    evaluate(two.model, wrong, np.array([148, 149], np.int32), 1, two.model.sequence)
     two.model.sequence.truncate(148)
-    again = two.model.forward(tokens[148:150], np.array([148, 149], np.int32), 2, two.model.sequence)
+    again = evaluate(two.model, tokens[148:150], np.array([148, 149], np.int32), 2, two.model.sequence)
     assert again.tobytes() == expected[148:].tobytes()
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import engine
 from engine.arrays import Batch
+from engine.decode.evaluate import evaluate
 from engine.errors import EngineError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.attention_config import AttentionConfig
@@ -73,11 +74,11 @@ def test_chunks_threads_and_what_is_taken_back_do_not_show(files: Files, name: s
         right = int(rng.integers(1, rows + 1))
         batch = tokens[at : at + rows].copy()
         batch[right:] = (batch[right:] + 1 + rng.integers(0, 100, rows - right)) % llm.config.n_vocab
-        logits = llm.model.forward(batch, np.arange(at, at + rows, dtype=np.int32), rows, llm.model.sequence)
+        logits = evaluate(llm.model, batch, np.arange(at, at + rows, dtype=np.int32), rows, llm.model.sequence)
         assert logits[:right].tobytes() == expected[at : at + right].tobytes()
         at += right
         llm.sequence.truncate(at)
-    rest = llm.model.forward(tokens[at : at + 9], np.arange(at, at + 9, dtype=np.int32), 9, llm.model.sequence)
+    rest = evaluate(llm.model, tokens[at : at + 9], np.arange(at, at + 9, dtype=np.int32), 9, llm.model.sequence)
     assert rest.tobytes() == expected[at : at + 9].tobytes()
 
 
@@ -105,7 +106,7 @@ def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
             continue
         new = rng.integers(0, llm.config.n_vocab, n).astype(np.int32)
         tokens = np.concatenate([tokens[:length], new])
-        last = llm.model.forward(new, np.arange(length, length + n, dtype=np.int32), 1, llm.model.sequence)
+        last = evaluate(llm.model, new, np.arange(length, length + n, dtype=np.int32), 1, llm.model.sequence)
     assert last is None or llm.logits(tokens.tolist())[-1].tobytes() == last[0].tobytes()
 
 

@@ -13,6 +13,7 @@ from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
+from engine.decode.evaluate import evaluate
 from engine.errors import ContextError
 from engine.limits import DECODE_ROWS
 from engine.synthetic.model import make_model
@@ -123,7 +124,7 @@ def read(model: Any, sequence: Sequence, tokens: np.ndarray) -> np.ndarray:
     for first in range(0, tokens.size, model.prompt_rows):
         part = tokens[first : first + model.prompt_rows]
         positions = np.arange(sequence.length, sequence.length + part.size, dtype=np.int32)
-        rows.append(model.forward(part, positions, part.size, sequence))
+        rows.append(evaluate(model, part, positions, part.size, sequence))
     return np.concatenate(rows)
 
 

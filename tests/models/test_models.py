@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
+from engine.decode.evaluate import evaluate
 from engine.errors import ContextError, ModelError
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY, golden, model_path, shared_model
@@ -93,7 +94,7 @@ def in_batches(llm: engine.LLM, tokens: np.ndarray, batches: list[int]) -> np.nd
     rows, first = [], 0
     for n in batches:
         positions = np.arange(first, first + n, dtype=np.int32)
-        rows.append(llm.model.forward(tokens[first : first + n], positions, n, llm.model.sequence))
+        rows.append(evaluate(llm.model, tokens[first : first + n], positions, n, llm.model.sequence))
         first += n
     return np.concatenate(rows)
 
@@ -121,11 +122,11 @@ def test_logits_of_a_batch_are_those_asked_for(tiny: tuple[Path, engine.LLM]) ->
     _, llm = tiny
     tokens, positions = np.arange(5, 25, dtype=np.int32), np.arange(20, dtype=np.int32)
     llm.reset()
-    every = llm.model.forward(tokens, positions, 20, llm.model.sequence)
+    every = evaluate(llm.model, tokens, positions, 20, llm.model.sequence)
     llm.reset()
-    assert llm.model.forward(tokens, positions, 3, llm.model.sequence).tobytes() == every[-3:].tobytes()
+    assert evaluate(llm.model, tokens, positions, 3, llm.model.sequence).tobytes() == every[-3:].tobytes()
     llm.reset()
-    assert llm.model.forward(tokens, positions, 0, llm.model.sequence).shape == (0, llm.config.n_vocab)
+    assert evaluate(llm.model, tokens, positions, 0, llm.model.sequence).shape == (0, llm.config.n_vocab)
 
 
 # --- files that are well-formed and still cannot run -----------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import engine
 from engine.cache.types import F16
 from engine.cuda.target import Target
+from engine.decode.evaluate import evaluate
 from engine.models.needs import context_bytes, pass_bytes
 from tests.families import FAMILIES, write_quantized
 from tests.tiers import few
@@ -50,7 +51,9 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     model: Any = llm.model
     for rows in (128, *ROWS):
         llm.reset()
-        llm.model.forward(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(rows, 16), llm.model.sequence)
+        evaluate(
+            llm.model, np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(rows, 16), llm.model.sequence
+        )
     model.drafter.forward(0, 1, model.sequence)
     kept, results = needs(llm, 128)
     assert taken["kept"] == kept and results / 2 < taken["results"] <= results

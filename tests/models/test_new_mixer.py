@@ -17,6 +17,7 @@ from engine.arrays import A, Array, Batch, Value
 from engine.cache.pages import PagedMemory
 from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
 from engine.cache.types import Types
+from engine.decode.evaluate import evaluate
 from engine.gguf.file import read_gguf
 from engine.models import layer, registry
 from engine.models.config import ModelConfig
@@ -208,7 +209,7 @@ def test_a_model_can_mix_it_with_attention(known: Any, tmp_path: Path) -> None:
 
     def read(first: int, end: int, into: Any) -> bytes:
         given = np.array(tokens[first:end], np.int32)
-        return model.forward(given, np.arange(first, end, dtype=np.int32), 1, into).tobytes()
+        return evaluate(model, given, np.arange(first, end, dtype=np.int32), 1, into).tobytes()
 
     for first, end in ((0, 1), (1, 18), (18, 100)):
         assert read(first, end, sequence) == whole[end - 1].tobytes()

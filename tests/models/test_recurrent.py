@@ -16,6 +16,7 @@ from engine.cache.sequence import Sequence, keys_of
 from engine.cache.spec import Ring, StoredRows, of_sequence
 from engine.cache.types import CHUNK, F16, F32
 from engine.cli.conversation import Conversation
+from engine.decode.evaluate import evaluate
 from engine.errors import ContextError
 from engine.synthetic.model import make_model
 from engine.text.template.chat import ChatTemplate
@@ -176,11 +177,11 @@ def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int,
         llm.reset()
         llm.read(tokens[:first].tolist())
         positions = np.arange(first, first + rows, dtype=np.int32)
-        llm.model.forward(tokens[first : first + rows], positions, rows, llm.model.sequence)
+        evaluate(llm.model, tokens[first : first + rows], positions, rows, llm.model.sequence)
         llm.sequence.truncate(first + accepted)
         assert states(llm) == expected[first + accepted - 1]
         at = first + accepted
-        row = llm.model.forward(tokens[at : at + 1], np.array([at], np.int32), 1, llm.model.sequence)
+        row = evaluate(llm.model, tokens[at : at + 1], np.array([at], np.int32), 1, llm.model.sequence)
         assert row.tobytes() == logits[at]
 
 
@@ -198,8 +199,8 @@ def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
         again = []
         for at in range(length, length + 40):
             again.append(
-                llm.model.forward(
-                    np.array(tokens[at : at + 1], np.int32), np.array([at], np.int32), 1, llm.model.sequence
+                evaluate(
+                    llm.model, np.array(tokens[at : at + 1], np.int32), np.array([at], np.int32), 1, llm.model.sequence
                 ).tobytes()
             )
         assert again == following
@@ -353,12 +354,20 @@ def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path) -> None:
         assert states(short) == states(long)
         snapshot, expected = short.model.save(short.model.sequence), short.step(tokens[length]).tobytes()
         # Something else goes where the snapshot belongs.
-        long.model.forward(
-            np.array(tokens[:9], np.int32), np.arange(length, length + 9, dtype=np.int32), 1, long.model.sequence
+        evaluate(
+            long.model,
+            np.array(tokens[:9], np.int32),
+            np.arange(length, length + 9, dtype=np.int32),
+            1,
+            long.model.sequence,
         )
         long.sequence.truncate(length)
         long.model.restore(snapshot, long.model.sequence)
-        row = long.model.forward(
-            np.array(tokens[length : length + 1], np.int32), np.array([length], np.int32), 1, long.model.sequence
+        row = evaluate(
+            long.model,
+            np.array(tokens[length : length + 1], np.int32),
+            np.array([length], np.int32),
+            1,
+            long.model.sequence,
         )
         assert row.tobytes() == expected

@@ -8,6 +8,7 @@ import pytest
 
 import engine
 from engine.cpu.backend import Backend
+from engine.decode.evaluate import evaluate
 from engine.errors import ModelError, UsageError
 from engine.speculative.params import SpeculationParams
 from tests.families import FAMILIES, write_quantized
@@ -67,7 +68,7 @@ def test_the_contract_with_rounding(tmp_path: Path) -> None:
     assert np.corrcoef(other.ravel(), expected.ravel())[0, 1] > 0.98
     assert in_batches(llm, tokens, [126, 1, 1, 9, 3]).tobytes() == expected.tobytes()
     llm.sequence.truncate(137)
-    again = llm.model.forward(tokens[137:], np.arange(137, 140, dtype=np.int32), 3, llm.model.sequence)
+    again = evaluate(llm.model, tokens[137:], np.arange(137, 140, dtype=np.int32), 3, llm.model.sequence)
     assert again.tobytes() == expected[137:].tobytes()
     latents = llm.cache.layers[-1].latents.reshape(-1, 64)[:100]
     assert latents.any() and latents.tobytes() == Backend(1).round_latents(latents, N_ROT).tobytes()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.decode.evaluate import evaluate
 from engine.synthetic.model import make_model
 
 
@@ -28,7 +29,7 @@ def test_rows_of_several_sequences(name: str, tmp_path: Path) -> None:
     for slot, sequence in enumerate(together.sequences):
         n = sequence.length
         alone.sequence.truncate(0)
-        expected = alone.forward(np.array(texts[slot][:n], np.int32), np.arange(n, dtype=np.int32), n, alone.sequence)
+        expected = evaluate(alone, np.array(texts[slot][:n], np.int32), np.arange(n, dtype=np.int32), n, alone.sequence)
         assert np.isfinite(expected).all() and n >= 64
         assert np.concatenate(logits[slot]).tobytes() == expected.tobytes()
         saved, its = together.save(sequence).arrays, alone.save(alone.sequence).arrays

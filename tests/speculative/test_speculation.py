@@ -12,6 +12,7 @@ import pytest
 
 import engine
 from engine.cache.kv import CHUNK, KVCache
+from engine.decode.evaluate import evaluate
 from engine.decode.host_steps import HostSteps
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, Step, follow
@@ -85,8 +86,12 @@ def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Referen
     tokens = list(prompt)
     found = Reference(len(prompt), sampler, tokens, [], [contents(model.cache, 0)])
     for position in range(model.cache.n_ctx):
-        (row,) = model.forward(
-            np.array(tokens[position : position + 1], np.int32), np.array([position], np.int32), 1, model.sequence
+        (row,) = evaluate(
+            model,
+            np.array(tokens[position : position + 1], np.int32),
+            np.array([position], np.int32),
+            1,
+            model.sequence,
         )
         found.logits.append(row)
         found.caches.append(contents(model.cache, position + 1))

@@ -20,6 +20,7 @@ from engine.cache.kv import AttentionCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend
 from engine.decode.device_steps import DeviceSteps
+from engine.decode.evaluate import evaluate
 from engine.decode.host_steps import HostSteps
 from engine.decode.step_rows import StepRows
 from engine.models.base import Model
@@ -297,7 +298,7 @@ class Whole(Party):
     def read(model: Model, sequence: TokenSequence, tokens: list[int]) -> None:
         """Make a sequence hold exactly ``tokens``."""
         sequence.truncate(0)
-        model.forward(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), 0, sequence)
+        evaluate(model, np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), 0, sequence)
 
     def hold(self, sequence: TokenSequence, tokens: list[int]) -> None:
         self.read(self.model, sequence, tokens)

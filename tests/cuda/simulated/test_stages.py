@@ -15,6 +15,7 @@ if not SIMULATED:
 import engine
 from engine import parity
 from engine.cuda import backend
+from engine.decode.evaluate import evaluate
 from engine.models import streaming
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import use_simulated
@@ -35,7 +36,7 @@ def facts(llm: engine.LLM) -> list[bytes]:
     found = []
     for sequence, tokens in ((first, PROMPT), (second, PROMPT[:2])):
         positions = np.arange(len(tokens), dtype=np.int32)
-        found.append(model.forward(np.array(tokens, np.int32), positions, len(tokens), sequence).tobytes())
+        found.append(evaluate(model, np.array(tokens, np.int32), positions, len(tokens), sequence).tobytes())
     found += [rows.tobytes() for rows in model.step([(first, [5, 6]), (second, [8])])]
     first.commit([5, 6])
     second.commit([8])
@@ -103,11 +104,11 @@ def test_prompts_with_weights_that_are_copied(
     tokens, found = np.arange(19, dtype=np.int32) % llm.config.n_vocab, []
     for each in (cpu, llm):
         model: Any = each.model
-        model.forward(tokens[:2], np.arange(2, dtype=np.int32), 0, model.sequence)
+        evaluate(model, tokens[:2], np.arange(2, dtype=np.int32), 0, model.sequence)
         # Two passes, the second of which finds the weights of other parts on the device, and a step where the weights are.
         for first in (0, 19):
             positions = np.arange(first, first + 19, dtype=np.int32)
-            found.append(model.forward(tokens, positions, 3, model.sequences[1]).tobytes())
+            found.append(evaluate(model, tokens, positions, 3, model.sequences[1]).tobytes())
         found += [rows.tobytes() for rows in model.step([(sequence, [4, 5]) for sequence in model.sequences])]
     assert found[:4] == found[4:]
     assert llm.model.streaming.prices.streamed is not None
