@@ -60,6 +60,7 @@ M = TypeVar("M", bound=Matrix)
 """A backend's matrices."""
 
 A_co = TypeVar("A_co", bound=Array, covariant=True)
+A_contra = TypeVar("A_contra", bound=Array, contravariant=True)
 M_co = TypeVar("M_co", bound=Matrix, covariant=True)
 
 

@@ -941,6 +941,24 @@ FAULTS = (
         "a device that reads a long pass in slices computes the first rows again and again",
         ("tests/models/test_stages.py::test_a_divided_model_has_the_bits_of_the_whole",),
     ),
+    Fault(
+        "one flag for all borders",
+        "stages",
+        "engine/cuda/exchange.py",
+        "return self._flags_address + 8 * WORDS * border",
+        "return self._flags_address",
+        "the GPU computes the second mixer before the CPU has computed the first network",
+        ("tests/cuda/simulated/test_exchange.py::test_rows_go_to_the_host_and_back",),
+    ),
+    Fault(
+        "a GPU that waits after an error",
+        "stages",
+        "engine/cuda/exchange.py",
+        "flags.put(self._flags, i, ABANDONED)",
+        "flags.put(self._flags, i, 0)",
+        "Ctrl-C during an answer of a divided model hangs",
+        ("tests/cuda/simulated/test_exchange.py::test_a_pass_that_is_given_up",),
+    ),
     # --- quantized caches ----------------------------------------------------------------------------------------
     Fault(
         "a sign in the rotation, CPU",

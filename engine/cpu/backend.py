@@ -226,6 +226,9 @@ class Backend(
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
 
+    def exchange(self, borders: int, rows: int, width: int) -> None:
+        """None: the host computes the passes itself."""
+
     def inputs(self) -> None:
         """None: passes take their inputs as arguments."""
 

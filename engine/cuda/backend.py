@@ -35,6 +35,7 @@ from engine.cuda import (
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
+from engine.cuda.exchange import PinnedExchange
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
@@ -176,6 +177,9 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Pinned memory.  Raises DeviceError if the system cannot provide it."""
         return self.device.pinned(shape, dtype, "buffers for a divided model", zeroed=False)[0]
+
+    def exchange(self, borders: int, rows: int, width: int) -> PinnedExchange:
+        return PinnedExchange(self.recorder, borders, rows, width)
 
     def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
         """A weight matrix that the operations can read, copied to the device and arranged in records.  Raises DeviceError if

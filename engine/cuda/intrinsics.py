@@ -187,6 +187,26 @@ load2 = _make_load("ld.global.v2.u32", 2)
 load1 = _make_load("ld.global.u32", 1)
 """load1(p, i): the word p[i], through L1; for a value that is loaded long before it is used."""
 
+fresh4 = _make_load("ld.volatile.global.v4.u32", 4)
+"""fresh4(p, i): the words p[i : i + 4], 16 bytes aligned, of memory that the host writes while a kernel runs."""
+awaited = _make_load("ld.acquire.sys.global.u32", 1)
+"""awaited(p, i): the word p[i], which the host or another GPU may set while a kernel runs.  Everything that was written
+before the word is visible afterwards, after a barrier also to the other threads of the block."""
+
+
+@intrinsic
+def announce(typingctx, p, i, value):
+    """p[i] = value, int32, for the host or another GPU that waits for it.  Everything that this thread has written, and other
+    threads before a barrier that it has passed, is visible there before the value."""
+
+    def codegen(context, builder, sig, args):
+        address = builder.gep(args[0], [args[1]])
+        text = "st.release.sys.global.u32 [$0], $1;"
+        _asm(builder, text, [address, args[2]], 0, "lr", effect=True, memory=True)
+        return context.get_dummy_value()
+
+    return types.void(p, i, types.int32), codegen
+
 
 def _prefetch_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> None:
     if target >= (9, 0):

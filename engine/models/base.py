@@ -21,6 +21,7 @@ from engine.errors import DeviceError
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter
+from engine.models.joint import JointStage
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
@@ -104,6 +105,8 @@ class Model(Loader):
         self.segments = max((spec.segments for spec in specs), default=0)
         #: The runs of its parts that lie on one device; empty if all parts do.
         self.stages: list[Stage] = []
+        #: These stages as one recorded pass, for passes of few rows; None if the device cannot.
+        self.joint: JointStage | None = None
         #: How a divided model reads prompts on the GPU; None if it does not.
         self.streaming: Streaming | None = None
         self._divide()
@@ -131,6 +134,10 @@ class Model(Loader):
         inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
         self.stages = [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
+        gpu = self.placement.accelerator
+        exchange = gpu.exchange(len(runs) - 1, gpu.decode_rows, stream_width(self.config))
+        if exchange is not None:
+            self.joint = JointStage(self, inputs[gpu], self.stages, exchange)
         for mixers in (True, False):
             # If the memory of the GPU is too small, fewer parts move for a prompt, or none.
             with contextlib.suppress(DeviceError):
@@ -216,7 +223,9 @@ class Model(Loader):
         note = None
         if stages is None:
             stages = self.stages
-            if self.streaming is not None and batch.role is Role.PREFILL and not batch.mixed:
+            if self.joint is not None and batch.role is Role.DECODE:
+                stages = [self.joint]
+            elif self.streaming is not None and batch.role is Role.PREFILL and not batch.mixed:
                 stages, note = self.streaming.choose(stages, batch.rows)
         return StagedPass(stages, batch, told, n_logits, self._buffers, note)
 
@@ -406,7 +415,8 @@ class Model(Loader):
         if not self.stages:
             return self.ops.jobs(self)
         streamed = () if self.streaming is None else self.streaming.distinct(self.config)
-        return list(dict.fromkeys(job for stage in (*self.stages, *streamed) for job in stage.ops.jobs(stage)))
+        jobs = [job for stage in (*self.stages, *streamed) for job in stage.ops.jobs(stage)]
+        return list(dict.fromkeys([*jobs, *(self.joint.jobs() if self.joint is not None else ())]))
 
     def warm_up(self) -> None:
         """Load the kernels of its passes.  Overwrites the cache."""
@@ -419,7 +429,8 @@ class Model(Loader):
         """The seconds that the stages on each device have taken so far, by the label of the device; empty for a model that is
         not divided."""
         found: dict[str, float] = {}
-        for stage in (*self.stages, *(self.streaming.stages if self.streaming is not None else ())):
+        joint = () if self.joint is None else (self.joint,)
+        for stage in (*self.stages, *joint, *(self.streaming.stages if self.streaming is not None else ())):
             found[stage.ops.label] = found.get(stage.ops.label, 0.0) + stage.seconds
         return found
 

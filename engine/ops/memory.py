@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 from engine.arrays import A, M_co, Matrix
 from engine.cache.pages import PagedMemory
 from engine.compile.jobs import Job
+from engine.ops.exchange import Exchange
 from engine.ops.weight import Weight
 
 Progress = Callable[[str, int, int], None]
@@ -81,6 +82,10 @@ class MemoryOperations(Protocol[A, M_co]):
 
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An uninitialized array in host memory whose copies to and from the device are fast."""
+
+    def exchange(self, borders: int, rows: int, width: int) -> Exchange[A] | None:
+        """A number of borders at which recorded passes of this device exchange up to ``rows`` rows, float32 [rows, width],
+        with the host while they run.  None if the device cannot.  Raises DeviceError if memory runs out."""
 
     def weight(self, weight: Weight, host: bool = False) -> M_co:
         """A weight matrix in memory that the operations can read.  Raises DeviceError if memory runs out.

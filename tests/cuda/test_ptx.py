@@ -26,7 +26,7 @@ from numba import cuda
 
 import engine.cuda
 from engine.cache.types import BLOCK, CACHE_TYPES
-from engine.cuda import compressed_attention, permit, sample
+from engine.cuda import compressed_attention, exchange, permit, sample
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
@@ -350,6 +350,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "mtp_input": [(), (4,)],
     "per_layer_inputs": [(256,), (96,)],
     "permit": [(permit.THREADS,)],
+    "receive": [(exchange.THREADS,)],
+    "send": [(exchange.THREADS,)],
     "propose": [(False,), (True,)],
     "quantize": [
         (256, "swiglu"),

@@ -65,3 +65,26 @@ def test_answers_with_drafts(name: str, tmp_path: Path) -> None:
         drafted = llm.complete(prompt, speculation=engine.SpeculationParams(draft_max=3), **options)
         assert drafted.ids == plain.ids
         assert drafted.speculation is not None and drafted.speculation.drafted > 0
+
+
+def test_an_error_between_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU waits no longer for the CPU, and the model continues with the right bits."""
+    given = files("mixture", tmp_path)
+    prompt = list(range(5, 25))
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    expected = engine.load(**given).complete(prompt, **options).ids
+    llm = engine.load(**given | {"device": "cuda", "n_cpu_moe": 99})
+    stages: Any = llm.model.stages
+    stage = next(stage for stage in stages[2:] if stage.ops.name == "cpu")
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == 3:
+            raise KeyboardInterrupt
+        return type(stage).run(stage, *arguments)
+
+    monkeypatch.setattr(stage, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.complete(prompt, **options)
+    assert llm.complete(prompt, **options).ids == expected
+    assert llm.model.joint is not None and llm.model.joint.seconds > 0

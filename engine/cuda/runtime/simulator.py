@@ -41,6 +41,8 @@ from engine.cuda.runtime.kinds import Register
 __all__ = [
     "Pointer",
     "advance",
+    "announce",
+    "awaited",
     "bits_float",
     "copies_commit",
     "copies_wait",
@@ -55,6 +57,7 @@ __all__ = [
     "float_bits",
     "float_to_half",
     "fma",
+    "fresh4",
     "half_to_float",
     "halves",
     "hold",
@@ -174,6 +177,13 @@ def load1(p: Pointer, i: Register) -> Register:
 
 
 stream4, stream2, stream1 = load4, load2, load1
+
+fresh4, awaited = load4, load1
+
+
+def announce(p: Pointer, i: Register, value: Register) -> None:
+    """Store one word."""
+    p[i] = value
 
 
 def prefetch(p: Pointer, i: Register, n_bytes: Register) -> None:

@@ -1,5 +1,6 @@
 """Models divided between the CPU and a simulated GPU: the bits of the CPU alone, wherever they are cut."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,32 @@ def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, A
     llm = engine.load(path, device="cuda", **given, **options)
     assert {ops.name for ops in llm.model.devices} == {"cpu", "cuda"} and len(llm.model.stages) > 1
     assert facts(llm) == facts(cpu)
+    # Passes of few rows are one recording.
+    assert llm.model.joint is not None and llm.model.joint.seconds > 0
+    assert not any(stage.seconds for stage in llm.model.stages if stage.ops.name == "cuda")
+
+
+def test_an_error_between_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU waits no longer for the CPU, and the model continues with the right bits."""
+    path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 16, "n_threads": 1}
+    options: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    expected = engine.load(path, device="cpu", **given).complete(PROMPT, **options).ids
+    llm = engine.load(path, device="cuda", **given, override_tensor="ffn=cpu")
+    stages: Any = llm.model.stages
+    broken = next(stage for stage in stages[1:] if stage.ops.name == "cpu")
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == 1:
+            raise KeyboardInterrupt
+        return type(broken).run(broken, *arguments)
+
+    monkeypatch.setattr(broken, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.complete(PROMPT, **options)
+    assert gc.isenabled()
+    assert llm.complete(PROMPT, **options).ids == expected
 
 
 def test_what_does_not_fit_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
