@@ -1,5 +1,7 @@
 """Attention over a cache of keys and values."""
 
+from typing import Any
+
 import numpy as np
 
 from engine.arrays import Batch
@@ -153,15 +155,16 @@ class AttentionOperations(RowOperations):
         items = rows * n_head
         # A tile with all items of a KV head unpacks its keys and values once; but each thread should get some tiles.
         per_tile = max(1, min(items // cache.n_head_kv, -(-items // (2 * self.n_threads)), 64))
-        ns, d, sinks = TILE_NS / per_tile, cache.d_v, _NO_WEIGHTS if sinks is None else sinks
+        tiles: Any = {"items": items, "ns": TILE_NS / per_tile, "multiple": per_tile}
+        d, sinks = cache.d_v, _NO_WEIGHTS if sinks is None else sinks
         if k.whole:
             query = self.integer_queries(q, scale, k)
             whole = *query, keys, values, positions, sequences, cache.table, window, sinks, out
-            self.do(integer_attention.attend(k.bits), *whole, items=items, ns=ns)
+            self.do(integer_attention.attend(k.bits), *whole, **tiles)
             self.do(integer_cache.rotate_rows, out.reshape(-1, d), v.block(d), items=items, ns=1.0 * d)
             return out.reshape(rows, -1)
         given = q, *self.int8_queries(q, scale, k), keys, values, positions, sequences, cache.table
-        self.do(attention.attend(k.bits, v.bits), *given, f32(scale), window, sinks, out, items=items, ns=ns)
+        self.do(attention.attend(k.bits, v.bits), *given, f32(scale), window, sinks, out, **tiles)
         if v.quantized:
             self.do(quantized_cache.rotate_rows, out.reshape(-1, d), items=items, ns=1.0 * d)
         return out.reshape(rows, -1)

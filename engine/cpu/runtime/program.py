@@ -4,6 +4,7 @@ Recording stores kernels and the addresses of their arguments, and computes noth
 times.  Its inputs and results are in fixed memory.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,9 @@ from engine.cpu.runtime.walk import ENDS, WORDS
 TILE_NS = 6000.0
 """The intended time of a tile on one thread, in nanoseconds: long compared with claiming it, which takes about 100 ns, and
 short compared with the work of all threads."""
+
+LEAST_NS = 2000.0
+"""The shortest time of a tile that is smaller than intended so that each thread gets one."""
 
 
 class Operation(NamedTuple):
@@ -31,7 +35,9 @@ class Operation(NamedTuple):
 class Program:
     """The operations of a pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_threads: int = 1) -> None:
+        """n_threads: the number of threads that it is divided for."""
+        self._n_threads = n_threads
         self.operations: list[Operation] = []
         self._words: list[int] = []
         #: The objects that the words point to, except intermediate results, whose memory belongs to a pool.
@@ -55,7 +61,10 @@ class Program:
                     self._kept[id(held)] = held
         at = len(self._words)
         self._words += words(arguments)
-        grain = max(1, round(TILE_NS / ns / multiple)) * multiple
+        rounds = math.ceil(items * ns / TILE_NS / self._n_threads)
+        # All threads get the same number of tiles, so that none waits for the last ones.
+        wanted = max(items / (rounds * self._n_threads), LEAST_NS / ns)
+        grain = max(1, math.ceil(wanted / multiple)) * multiple
         self.operations.append(Operation(entry_of(kernel, arguments), at, items, grain, joined))
 
     def __len__(self) -> int:

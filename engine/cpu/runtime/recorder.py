@@ -40,7 +40,7 @@ class Recorder:
 
     def record(self, body: Callable[[], np.ndarray | None]) -> Program:
         """A program of the operations that ``body`` calls, with its result."""
-        self._program = Program()
+        self._program = Program(self.n_threads)
         try:
             result = body()
             program = self._program
@@ -64,6 +64,6 @@ class Recorder:
         """Execute the operations recorded so far, so that their results can be read.  Recording continues with an empty
         program."""
         if self._program is not None:
-            program, self._program = self._program, Program()
+            program, self._program = self._program, Program(self.n_threads)
             program.finish()
             self.run_program(program)
