@@ -275,6 +275,23 @@ def readme_gpu() -> Iterator[str]:
     return table(["tokens per second", "ours", "llama.cpp", "ratio"], rows)
 
 
+def divided() -> Iterator[str]:
+    """Models divided between a GPU and the CPU."""
+    rows: list[list[object]] = []
+    for name, key, answer in (
+        ("Qwen3-8B, half of the layers (`-ngl 18`)", "8B", "tg64"),
+        ("Qwen3-30B-A3B, the experts (`-cmoe`)", "30B-A3B", "tg64"),
+        ("Qwen3.6-27B, half of the layers (`-ngl 32`)", "27B", "tg32"),
+    ):
+        row: list[object] = [name]
+        for test in ("pp512", answer):
+            ours, theirs = (rate("h200-divided", f"{key}, {engine}", test) for engine in ("ours", "llama.cpp"))
+            row += [ours, theirs, ratio(ours, theirs)]
+        rows.append(row)
+    header = ["on the CPU", "prompt: ours", "llama.cpp", "ratio", "answer: ours", "llama.cpp", "ratio"]
+    return table(header, rows)
+
+
 def quick_tests() -> Iterator[str]:
     """What the quick tests take, in round numbers."""
     found = data()["quick-tests"]
@@ -294,6 +311,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "cpu-memory": cpu_memory,
     "readme-cpu": readme_cpu,
     "readme-gpu": readme_gpu,
+    "divided": divided,
     "quick-tests": quick_tests,
 }
 """What the places of pages are filled with, by name."""

@@ -256,6 +256,8 @@ TUNING = frozenset(
         "YIELDS",
         "LINGERS",
         "TILE_NS",
+        "LEAST_NS",
+        "MANY",
         "TILE",
         "grain",
     )

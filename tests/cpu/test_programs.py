@@ -11,10 +11,12 @@ import engine
 from engine.arrays import Batch
 from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import F32
+from engine.cpu.add import add
 from engine.cpu.backend import Backend
 from engine.cpu.runtime.entry import words
 from engine.cpu.runtime.pool import ALIGNMENT, Pool
-from engine.cpu.runtime.program import Operation, Program
+from engine.cpu.runtime.program import LEAST_NS, MANY, TILE_NS, Operation, Program
+from engine.cpu.runtime.walk import GRAIN, N_TILES
 from engine.decode.evaluate import evaluate
 from engine.ops.heads import Heads
 from engine.synthetic.model import make_model
@@ -153,3 +155,19 @@ def test_the_record_of_arguments() -> None:
     x = np.zeros((2, 7), np.int8)
     found = words((x, 5, True, np.float32(1.5), 0.5, np.int64(-1)))
     assert found == [x.ctypes.data, 2, 7, 5, 1, 0x3FC00000, 0x3F000000, -1]
+
+
+@pytest.mark.parametrize("n_threads", [2, MANY - 1, MANY, 16, 100])
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_tiles_cover_all_items_and_are_shared(n_threads: int, multiple: int) -> None:
+    for items, ns in ((1, 5.0), (100, 1.0), (768, 256.0), (2048, 96.0), (6144, 0.5), (24576, 512.0), (7, 1e6)):
+        program = Program(n_threads)
+        program.add(add, (np.zeros(1, np.float32),) * 3, items, ns, multiple=multiple)
+        program.finish()
+        grain, tiles = (int(program.table[0, word]) for word in (GRAIN, N_TILES))
+        assert grain % multiple == 0 and (tiles - 1) * grain < items <= tiles * grain
+        assert grain <= max(multiple, TILE_NS / ns + multiple)
+        if n_threads >= MANY and multiple == 1 and tiles > 1 and grain * ns > 1.5 * LEAST_NS:
+            # The last round is about as full as the others.
+            rounds = -(-tiles // n_threads)
+            assert rounds * n_threads * grain < items + n_threads * rounds

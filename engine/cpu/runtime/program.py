@@ -18,8 +18,12 @@ TILE_NS = 6000.0
 """The intended time of a tile on one thread, in nanoseconds: long compared with claiming it, which takes about 100 ns, and
 short compared with the work of all threads."""
 
+MANY = 8
+"""From this number of threads on, all threads get the same number of tiles of an operation: 34 tiles would take 16 threads
+three rounds, the last of which has two tiles.  With fewer threads, the larger number of tiles costs more than it saves."""
+
 LEAST_NS = 2000.0
-"""The shortest time of a tile that is smaller than intended so that each thread gets one."""
+"""The shortest time of a tile that is smaller than intended for that reason."""
 
 
 class Operation(NamedTuple):
@@ -61,10 +65,11 @@ class Program:
                     self._kept[id(held)] = held
         at = len(self._words)
         self._words += words(arguments)
-        rounds = math.ceil(items * ns / TILE_NS / self._n_threads)
-        # All threads get the same number of tiles, so that none waits for the last ones.
-        wanted = max(items / (rounds * self._n_threads), LEAST_NS / ns)
-        grain = max(1, math.ceil(wanted / multiple)) * multiple
+        grain = max(1, round(TILE_NS / ns / multiple)) * multiple
+        if self._n_threads >= MANY and items > grain:
+            rounds = math.ceil(items / (grain * self._n_threads))
+            share = max(items / (rounds * self._n_threads), LEAST_NS / ns)
+            grain = min(grain, math.ceil(share / multiple) * multiple)
         self.operations.append(Operation(entry_of(kernel, arguments), at, items, grain, joined))
 
     def __len__(self) -> int:
