@@ -368,6 +368,9 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
         compiling = time.perf_counter()
         compile_all([*needed, *llm.jobs()], progress)
         llm.compile_seconds = time.perf_counter() - compiling
+    elif ops.device_memory() is not None:
+        # Threads read weights meanwhile, and a GPU keeps the list of its kernels for LLM.compile.
+        llm.jobs()
     for device in placement.devices:
         device.loaded()
     llm.load_seconds = file.seconds + time.perf_counter() - started - llm.compile_seconds
