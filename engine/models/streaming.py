@@ -120,16 +120,19 @@ class Streaming:
         self.mirrors = mirrors
         self.prices = Prices()
         self.passes = 0
+        #: The number of other passes over prompts that have begun.
+        self._others = 0
 
     def choose(self, stages: Sequence[Stage], rows: int) -> tuple[Sequence[Stage], Note | None]:
         """The stages that are likely to be faster for a pass over tokens of a prompt, and what to call with its time.
 
         stages: those without streaming.
         """
+        # The first pass of each kind compiles and loads kernels.
         if not self.prices.is_faster(rows):
-            return stages, self.prices.note
+            self._others += 1
+            return stages, self.prices.note if self._others > 1 else None
         self.passes += 1
-        # The first pass compiles and loads kernels.
         return self.stages, self.prices.note_streamed if self.passes > 1 else None
 
     def distinct(self, config: ModelConfig) -> list[Stage]:
