@@ -163,10 +163,9 @@ class PinnedExchange:
                     flags.put(self._flags, i, ABANDONED)
                 self._device.synchronize()
                 raise
+        # The device may have given up at the moment at which the host answered.
         if EXPIRED in self._flags:
-            raise DeviceError(
-                f"{self._device.name} has waited too long for the CPU, perhaps because this process was stopped; try again."
-            )
+            raise self._expired()
 
     def take(self, border: int) -> None:
         while not flags.wait(self._flags, border * WORDS, BUDGET):
@@ -174,7 +173,13 @@ class PinnedExchange:
                 raise DeviceError(f'{self._device.name} has ended a pass early; run again, or use device="cpu".')
 
     def give(self, border: int) -> None:
-        flags.put(self._flags, border * WORDS, GIVEN)
+        if not flags.put_if_clear(self._flags, border * WORDS, GIVEN):
+            raise self._expired()
+
+    def _expired(self) -> DeviceError:
+        return DeviceError(
+            f"{self._device.name} has waited too long for the CPU, perhaps because this process was stopped; try again."
+        )
 
     def jobs(self) -> list[Job]:
         kernels = [gpu_job(kernel(THREADS), self._device.compute_capability) for kernel in (send, receive)]

@@ -34,7 +34,7 @@ class Exchange(Protocol[A_contra]):
         """Wait for rows of the device.  Raises DeviceError if its pass fails."""
 
     def give(self, border: int) -> None:
-        """Hand the rows to the device."""
+        """Hand the rows to the device.  Raises DeviceError if it has waited for too long."""
 
     def jobs(self) -> list[Job]:
         """The compile jobs of what it uses."""

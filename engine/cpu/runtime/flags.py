@@ -3,7 +3,7 @@
 from numba import njit, types
 
 from engine.compile.jobs import CPUJob
-from engine.cpu.runtime.atomics import load, pause, store
+from engine.cpu.runtime.atomics import load, pause, store, swap_if
 
 
 @njit(cache=True, nogil=True)
@@ -23,7 +23,13 @@ def put(flags, i, value):
     store(flags, i, value)
 
 
+@njit(cache=True)
+def put_if_clear(flags, i, value):
+    """Set flags[i], int64, if it is 0, as ``put`` does; returns whether it was."""
+    return swap_if(flags, i, 0, value)
+
+
 def flag_jobs() -> list[CPUJob]:
     """The compile jobs of these functions."""
     flags, word = types.Array(types.int64, 1, "C"), types.int64
-    return [CPUJob(__name__, name, (flags, word, word)) for name in ("wait", "put")]
+    return [CPUJob(__name__, name, (flags, word, word)) for name in ("wait", "put", "put_if_clear")]

@@ -81,14 +81,18 @@ def test_a_device_that_has_waited_too_long(monkeypatch: pytest.MonkeyPatch) -> N
     device, exchange, plan, _ = recorded(1, 4)
     monkeypatch.setattr(device, "_waits", lambda *launch: False)
 
-    def expired() -> None:
+    def expired(late: bool) -> None:
         with exchange.turns():
             assert plan.graph is not None
             plan.graph.launch()
             assert (exchange._flags[:: module.WORDS] == [GIVEN, EXPIRED, GIVEN, EXPIRED]).all()
+            if late:
+                exchange.give(1)
+                pytest.fail("the host has answered too late")
 
-    with pytest.raises(DeviceError, match="^simulated GPU has waited too long for the CPU, perhaps because"):
-        expired()
+    for late in (False, True):
+        with pytest.raises(DeviceError, match="^simulated GPU has waited too long for the CPU, perhaps because"):
+            expired(late)
 
 
 def test_a_pass_that_does_not_send(monkeypatch: pytest.MonkeyPatch) -> None:
