@@ -122,3 +122,7 @@ class FetchError(EngineError):
 
 class DeviceError(EngineError):
     """A GPU that is missing, too old, out of memory, or that reported an error."""
+
+
+class DeviceMemoryError(DeviceError):
+    """An allocation that the memory of a device is too small for."""

@@ -1,5 +1,6 @@
 """Opening a model: the file, the backend, the sizes of its context and its memory, and the draft model."""
 
+import gc
 import math
 import os
 import time
@@ -14,7 +15,7 @@ from engine.checks import described, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
-from engine.errors import ContextError, DeviceError, ModelError, UsageError
+from engine.errors import ContextError, DeviceError, DeviceMemoryError, ModelError, UsageError
 from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
@@ -55,6 +56,9 @@ from engine.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from engine.cuda.target import Target
 
+
+SPARE = 16
+"""If a model that should fit did not, one part in ``SPARE`` of the GPU's memory stays free; then two parts, and so on."""
 
 FITTED_CONTEXT = 8192
 """The positions of a context for which there should be room on a GPU that is too small for a whole model."""
@@ -307,40 +311,59 @@ class _Options:
     division: Division = Division()
     #: CPU threads.
     n_threads: int = 0
+    #: Bytes of the GPU's memory that a placement leaves free, because a larger part of the model did not fit after all.
+    spare: int = 0
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
-    devices = [ops]
-    try:
-        return _build(file, ops, n_ctx, options, progress, devices)
-    except BaseException:
-        for device in devices:
-            device.stop_loading()
-        raise
-
-
-def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None, devices: list[Ops]) -> LLM:
-    """Load the model of a file.  devices: is extended by the backends that load its parts."""
-    started, gguf = time.perf_counter(), file.gguf
-    config, layer = read_config(gguf), options.layer
+    """Load the model of a file.  If memory runs out although the placement should fit, and no option has chosen it, the model
+    is loaded again with less on the GPU."""
+    gguf, layer = file.gguf, options.layer
+    config = read_config(gguf)
     if layer is not None:
         config = with_mtp(config, gguf, layer)
     elif not options.mtp:
         config = without_mtp(config)
-    rewind, parallel = _rewind(options.draft_max, ops), options.parallel
     check_types(config, options.types, gguf)
     if options.ds4_rounding:
         config = with_rounding(config, options.types, gguf)
-    placement = _placement(config, gguf, ops, n_ctx, rewind, options)
+    shortage: DeviceMemoryError | None = None
+    while True:
+        placement, fits = _placement(config, gguf, ops, n_ctx, options)
+        if shortage is not None and not fits:
+            raise shortage
+        try:
+            return _build(file, config, placement, ops, n_ctx, options, progress)
+        except BaseException as error:
+            for device in {ops, *placement.devices}:
+                device.stop_loading()
+            if not (fits and isinstance(error, DeviceMemoryError)):
+                raise
+            shortage = error.with_traceback(None)  # the frames hold what has been loaded
+        gc.collect()
+        options = replace(options, spare=options.spare + max(1, ops.free_memory(0) // SPARE))
+
+
+def _build(
+    file: _File,
+    config: ModelConfig,
+    placement: Placement,
+    ops: Ops,
+    n_ctx: int,
+    options: _Options,
+    progress: Progress | None,
+) -> LLM:
+    """Load the model of a file on the devices of its placement."""
+    started, gguf, layer = time.perf_counter(), file.gguf, options.layer
+    rewind, parallel = _rewind(options.draft_max, ops), options.parallel
     weights = weight_bytes(config, gguf, placement)
-    weights[ops] += options.beside
+    weights[ops] += options.beside + options.spare
     streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
     # Without room for them, prompts are slower.
     weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
     tensors = tensors_of(config, gguf, placement)
     _check_weights(gguf, tensors)
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
-    devices += [device for device in placement.devices if device is not ops]
     tensors[placement.last] += [] if layer is None else layer_tensors(layer)
     for device, own in tensors.items():
         device.loading([tensor.data for tensor in own], progress)
@@ -360,6 +383,10 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
     llm.warnings += tokenizer.warnings
+    if options.spare:
+        llm.warnings.append(
+            f"the GPU had less memory than it reported, so {options.spare / 1e9:.2f} GB stay free: fewer layers are on it."
+        )
     if model.drafter is not None:
         model.expect_drafts()
     needed = [job for device in placement.devices for job in device.load_jobs()]
@@ -377,26 +404,30 @@ def _build(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progr
     return llm
 
 
-def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, rewind: int, options: _Options) -> Placement:
-    """Where the parts of a model lie: as the options say, or else on the GPU as far as its memory reaches.  Raises UsageError
-    for options that do not fit the model."""
+def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _Options) -> tuple[Placement, bool]:
+    """Where the parts of a model lie: as the options say, or else on the GPU as far as its memory reaches; and whether it was
+    chosen because it should fit into that memory.  Raises UsageError for options that do not fit the model."""
     division, whole = options.division, Placement.whole(config, ops)
     if division.divides(config):
         host = host_beside(ops, options.n_threads)
-        return whole if host is None else division.placement(config, gguf, ops, host)
-    positions = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT)
+        return (whole if host is None else division.placement(config, gguf, ops, host)), False
+    positions, rewind = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT), _rewind(options.draft_max, ops)
 
     def fits(placement: Placement) -> bool:
         """Whether the GPU has room for its parts and for a context, if prompts are read in small passes."""
         streamed = ops.stream_bytes(streamed_bytes(config, gguf, placement))
-        room = ops.free_memory(weight_bytes(config, gguf, placement)[ops] + options.beside + streamed)
+        weights = weight_bytes(config, gguf, placement)[ops] + options.beside
+        room = ops.free_memory(weights + streamed + options.spare)
         sizes = positions, ops.decode_rows, rewind, options.parallel, positions
         return room >= context_bytes(config, ops, options.types, *sizes, placement)
 
-    if ops.device_memory() is None or division.n_gpu_layers is not None or fits(whole):
-        return whole
+    if ops.device_memory() is None or division.n_gpu_layers is not None:
+        return whole, False
+    if fits(whole):
+        return whole, True
     host = host_beside(ops, options.n_threads)
-    return (host and fitted(config, gguf, ops, host, fits)) or whole
+    found = host and fitted(config, gguf, ops, host, fits)
+    return found or whole, found is not None
 
 
 def _check_weights(gguf: GGUF, tensors: Mapping[Ops, list[GGUFTensor]]) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 
 from engine.cuda.runtime.compiler import SHARED_OF_DRIVER, Kernel, Specialization, cubin
 from engine.cuda.runtime.kinds import Handle
-from engine.errors import DeviceError
+from engine.errors import DeviceError, DeviceMemoryError
 
 OLDEST = (7, 5)
 """The lowest supported compute capability: the first with int8 tensor cores."""
@@ -334,7 +334,7 @@ class Device:
             gc.collect()  # an unused model may still hold memory in a reference cycle
             status, address = self._request(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            raise DeviceError(
+            raise DeviceMemoryError(
                 f"{self.info.name} has {self.free_memory() / 1e9:.2f} GB free and {what} needs {n_bytes / 1e9:.2f} GB more; "
                 'choose a smaller context (n_ctx=...), a smaller model, or device="cpu".'
             )

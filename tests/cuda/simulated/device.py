@@ -15,7 +15,7 @@ from engine.cuda.runtime import device as real
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer, DeviceInfo
 from engine.cuda.runtime.simulator import run
-from engine.errors import DeviceError
+from engine.errors import DeviceMemoryError
 
 GAP = 1 << 20
 """Bytes between two allocations, so that an address past the end of one is in none."""
@@ -83,7 +83,7 @@ class SimulatedDevice:
         """Memory filled with bytes 0xFF, since nothing guarantees zeros."""
         n_bytes = max(256, -(-n_bytes // 256) * 256)
         if n_bytes > self.free_memory():
-            raise DeviceError(f"{self.name} has too little memory for {what}.")
+            raise DeviceMemoryError(f"{self.name} has too little memory for {what}.")
         address = self._map(np.full(n_bytes, 0xFF, np.uint8))
         self.allocated += n_bytes
         return Buffer(address, n_bytes, self._free)

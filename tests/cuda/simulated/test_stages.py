@@ -17,9 +17,10 @@ import engine
 from engine import parity
 from engine.cuda import backend
 from engine.decode.evaluate import evaluate
+from engine.errors import DeviceMemoryError
 from engine.models import streaming
 from engine.synthetic.model import make_model
-from tests.cuda.simulated.device import use_simulated
+from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
 
 PROMPT = [3, 7, 11, 2, 9]
@@ -106,6 +107,39 @@ def test_what_does_not_fit_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.
     assert llm.complete(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).ids == (
         engine.load(path, device="cpu", **given).complete(PROMPT, max_tokens=3, temperature=0, ignore_eos=True).ids
     )
+
+
+def test_memory_that_is_shorter_than_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 16, "parallel": 2, "n_threads": 1}
+    options: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    cpu = engine.load(path, device="cpu", **given)
+    monkeypatch.setattr(backend.Backend, "stream_bytes", lambda self, parts: 0)
+    # The whole model with its context needs 214 kB, and with one of two layers on the CPU 166 kB.
+    reported = 230_000
+    monkeypatch.setattr(backend.Backend, "free_memory", lambda self, weights: max(1, reported - weights))
+    allocate = SimulatedDevice.allocate
+
+    def without(name: str) -> Any:
+        """A function that allocates memory, but none for tensors with this in their names."""
+
+        def short(self: Any, size: int, what: str) -> Any:
+            if name in what:
+                raise DeviceMemoryError(f"too little for {what}")
+            return allocate(self, size, what)
+
+        return short
+
+    monkeypatch.setattr(SimulatedDevice, "allocate", without("blk.0."))
+    llm = engine.load(path, device="cuda", **given)
+    assert llm.model.stages and llm.warnings[-1].startswith("the GPU had less memory than it reported, so 0.00 GB stay")
+    assert llm.complete(PROMPT, **options).ids == cpu.complete(PROMPT, **options).ids
+    # What the user has chosen, and what cannot fit, is an error.
+    with pytest.raises(DeviceMemoryError, match=r"^too little for the weights \(blk\.0\."):
+        engine.load(path, device="cuda", **given, n_gpu_layers=99)
+    monkeypatch.setattr(SimulatedDevice, "allocate", without(""))
+    with pytest.raises(DeviceMemoryError, match="^too little for"):
+        engine.load(path, device="cuda", **given)
 
 
 @pytest.mark.thorough
