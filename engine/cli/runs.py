@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.cache.recurrent import Snapshot
-from engine.decode.evaluate import evaluate
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -46,6 +45,8 @@ def rewind(
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
     """Read a prompt in batches; logits are computed for its last token only."""
+    from engine.decode.evaluate import evaluate
+
     first, done = llm.sequence.length, 0
     while done < tokens.size:
         batch = tokens[done : done + llm.model.next_rows(tokens.size - done)]
@@ -57,6 +58,7 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
     else each token is one forward pass with its logits."""
+    from engine.decode.evaluate import evaluate
     from engine.decode.request import Request
     from engine.decode.running import Running, follow
     from engine.sampling.sampler import Sampler, SamplerParams
