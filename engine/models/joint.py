@@ -36,6 +36,9 @@ class JointStage(Stage):
         #: The stages that the host computes, and their numbers.
         self._hosted = [(i, stage) for i, stage in enumerate(stages) if stage.ops is not self.ops]
 
+    def __str__(self) -> str:
+        return f"all stages in one recording, on {self.ops.label} and the CPU"
+
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of the stages on the GPU, and the exchanges between them.  Returns the logits of the last
         ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits or if the CPU computes them."""

@@ -32,12 +32,14 @@ class StageComparison:
     def prompt(self) -> None:
         """Compare the residual stream after each stage of passes over the prompt, the logits, and the cache after it.
 
-        The prompt is read in passes of 1 to 16 rows, and in passes of many rows, with the weights where they are and with
-        weights that are copied to the GPU.
+        The prompt is read in passes of 1 to 16 rows, stage by stage and in one recording, and in passes of many rows, with
+        the weights where they are and with weights that are copied to the GPU.
         """
         model: Any = self.divided.model
         wide = wide_sizes(min(self.cpu.batch_size, self.divided.batch_size), len(self.ids))
         ways = [("passes of 1 to 16 rows", sizes(len(self.ids)), model.stages)]
+        if model.joint is not None:
+            ways.append(("passes of 1 to 16 rows, one recording", sizes(len(self.ids)), [model.joint]))
         if wide:
             ways.append(("passes of many rows", wide, model.stages))
             if model.streaming is not None:

@@ -16,6 +16,7 @@ if not SIMULATED:
 import engine
 from engine import parity
 from engine.cuda import backend
+from engine.cuda.exchange import PinnedExchange
 from engine.decode.evaluate import evaluate
 from engine.errors import DeviceMemoryError
 from engine.models import streaming
@@ -193,3 +194,19 @@ def test_parity_of_a_divided_model(tmp_path: Path, capsys: pytest.CaptureFixture
     )
     for words in ("stages on cpu", "stages on cuda", "cache", "answer of LLM.generate"):
         assert any(line.startswith(words) and line.endswith(" 0") for line in lines), words
+
+
+@pytest.mark.thorough
+def test_parity_finds_rows_that_arrive_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, give = make_model(tmp_path / "gemma.gguf", SHAPES["gemma3"], "Q8_0"), PinnedExchange.give
+
+    def damaged(self: PinnedExchange, border: int) -> None:
+        self.rows[:, 3] *= 2
+        give(self, border)
+
+    monkeypatch.setattr(PinnedExchange, "give", damaged)
+    assert parity.main([str(path), "-ngl", "1", "-p", "3", "-n", "2", "-t", "1", "-ct", "f32"]) == 1
+    out = capsys.readouterr().out
+    assert "The stage at fault: all stages in one recording, on cuda:0 simulated GPU and the CPU." in out
