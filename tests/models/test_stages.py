@@ -46,10 +46,10 @@ def cut(monkeypatch: pytest.MonkeyPatch, mixers: list[int], networks: list[int],
     """Divide the next models between three backends, which read different numbers of rows at a time."""
     devices: list[Any] = [Backend(1, rows) for rows in (32, 17, 64)]
 
-    def placement(config: Any, gguf: Any, ops: Any, *rest: Any) -> Placement:
+    def placement(config: Any, gguf: Any, ops: Any, *rest: Any) -> tuple[Placement, bool]:
         n = config.n_layer
         given = [[devices[each % 3] for each in (column * n)[:n]] for column in (mixers, networks)]
-        return Placement.split(config, given[0], given[1], devices[0], devices[last])
+        return Placement.split(config, given[0], given[1], devices[0], devices[last]), False
 
     monkeypatch.setattr(loading, "_placement", placement)
 
