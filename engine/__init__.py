@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.errors import (
         ContextError,
         DeviceError,
+        DeviceMemoryError,
         EngineError,
         FetchError,
         GGUFError,
@@ -40,6 +41,7 @@ __all__ = [
     "ChatTemplate",
     "ContextError",
     "DeviceError",
+    "DeviceMemoryError",
     "EngineError",
     "FetchError",
     "GGUFError",

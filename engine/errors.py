@@ -125,4 +125,4 @@ class DeviceError(EngineError):
 
 
 class DeviceMemoryError(DeviceError):
-    """An allocation that the memory of a device is too small for."""
+    """Memory of a GPU that is too small for a model, its cache or its intermediate results."""
