@@ -385,7 +385,8 @@ def _build(
     llm.warnings += tokenizer.warnings
     if options.spare:
         llm.warnings.append(
-            f"the GPU had less memory than it reported, so {options.spare / 1e9:.2f} GB stay free: fewer layers are on it."
+            f"the GPU had less memory than it reported, so {options.spare / 1e9:.2f} GB stay free: it has fewer layers, or "
+            "the context is smaller."
         )
     if model.drafter is not None:
         model.expect_drafts()
@@ -395,7 +396,7 @@ def _build(
         compiling = time.perf_counter()
         compile_all([*needed, *llm.jobs()], progress)
         llm.compile_seconds = time.perf_counter() - compiling
-    elif ops.device_memory() is not None:
+    elif placement.accelerator.device_memory() is not None:
         # Threads read weights meanwhile, and a GPU keeps the list of its kernels for LLM.compile.
         llm.jobs()
     for device in placement.devices:

@@ -67,7 +67,7 @@ class JointStage(Stage):
         ((_, batch),) = slices
         ends_here = self._stages[-1].ops is self.ops
         rows, padded = batch.rows, self.ops.padded_rows(batch.rows, batch.mixed)
-        stream, exchange, logits = self._exchange.rows[:padded], self._exchange, None
+        stream, exchange, result = self._exchange.rows[:padded], self._exchange, None
         on_cpu = self._hosted[0][1].slices(batch)
         self._inputs.place(batch, None, told)
         passing = self.ops.split(self.compute, batch, n_logits if ends_here else 0, self.prompt_rows)
@@ -76,14 +76,14 @@ class JointStage(Stage):
             for i, stage in self._hosted:
                 if i:
                     exchange.take(i - 1)
-                logits = stage.run(on_cpu, stream[:rows] if i else None, told, n_logits, stream[:rows])
+                result = stage.run(on_cpu, stream[:rows] if i else None, told, n_logits, stream[:rows])
                 if not stage.is_last:
                     stream[rows:] = stream[rows - 1]
                     exchange.give(i)
-            found = passing.logits(wait=True)
+            logits = passing.logits(wait=True)
         hosted = sum(stage.seconds for _, stage in self._hosted) - hosted
         self.seconds += time.perf_counter() - begun - hosted
-        return found if ends_here else logits
+        return logits if ends_here else result
 
     def jobs(self) -> list[Job]:
         """The compile jobs of the exchanges."""

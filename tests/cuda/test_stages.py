@@ -8,7 +8,7 @@ import pytest
 import engine
 from engine.errors import UsageError
 from tests.models.test_mixed_passes import KINDS, files
-from tests.models.test_stages import N_SEQUENCES, facts
+from tests.models.test_stages import N_SEQUENCES, facts, interrupt
 from tests.tiers import together
 
 pytestmark = pytest.mark.gpu
@@ -74,16 +74,7 @@ def test_an_error_between_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     expected = engine.load(**given).complete(prompt, **options).ids
     llm = engine.load(**given | {"device": "cuda", "n_cpu_moe": 99})
-    stages: Any = llm.model.stages
-    stage = next(stage for stage in stages[2:] if stage.ops.name == "cpu")
-    passes = iter(range(100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(passes) == 3:
-            raise KeyboardInterrupt
-        return type(stage).run(stage, *arguments)
-
-    monkeypatch.setattr(stage, "run", interrupted)
+    interrupt(monkeypatch, llm, 3)
     with pytest.raises(KeyboardInterrupt):
         llm.complete(prompt, **options)
     assert llm.complete(prompt, **options).ids == expected

@@ -4,6 +4,7 @@ divides models between the CPU and a GPU."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def cut(monkeypatch: pytest.MonkeyPatch, mixers: list[int], networks: list[int],
         return Placement.split(config, given[0], given[1], devices[0], devices[last]), False
 
     monkeypatch.setattr(loading, "_placement", placement)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, llm: engine.LLM, number: int) -> None:
+    """Raise KeyboardInterrupt in place of run ``number``, counted from 0, of the first stage on the CPU after another one."""
+    stages: Any = llm.model.stages
+    broken = next(stage for stage in stages[1:] if stage.ops.name == "cpu")
+    runs = count()
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(runs) == number:
+            raise KeyboardInterrupt
+        return type(broken).run(broken, *arguments)
+
+    monkeypatch.setattr(broken, "run", interrupted)
 
 
 def facts(llm: engine.LLM, stored: Callable[[Any, Any], list[bytes]] = stored) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ from engine.models import streaming
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
+from tests.models.test_stages import interrupt
 
 PROMPT = [3, 7, 11, 2, 9]
 
@@ -79,16 +80,7 @@ def test_an_error_between_two_stages(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
     expected = engine.load(path, device="cpu", **given).complete(PROMPT, **options).ids
     llm = engine.load(path, device="cuda", **given, override_tensor="ffn=cpu")
-    stages: Any = llm.model.stages
-    broken = next(stage for stage in stages[1:] if stage.ops.name == "cpu")
-    passes = iter(range(100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(passes) == 1:
-            raise KeyboardInterrupt
-        return type(broken).run(broken, *arguments)
-
-    monkeypatch.setattr(broken, "run", interrupted)
+    interrupt(monkeypatch, llm, 1)
     with pytest.raises(KeyboardInterrupt):
         llm.complete(PROMPT, **options)
     assert gc.isenabled()
