@@ -1,7 +1,9 @@
 """The devices a model can run on: the CPU, or one of the GPUs."""
 
+import contextlib
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, cast
 
 from engine.checks import described
@@ -34,6 +36,24 @@ def parse_device(name: str) -> int | None:
     if found:
         return int(found[1] or 0)
     return 0 if name == "auto" else None
+
+
+def begin_gpu(name: str) -> None:
+    """Begin to start the GPU of a device name in other threads: its driver, its context, and the import of its kernels.  Each
+    takes tenths of a second, in which the caller can import what it needs itself.  ``open_device`` waits for them, and it
+    reports errors."""
+    index = parse_device(name)
+    if index is not None and "engine.cuda.backend" not in sys.modules:
+        threading.Thread(target=_begin, args=(index,), name="kernels", daemon=True).start()
+
+
+def _begin(index: int) -> None:
+    with contextlib.suppress(DeviceError, ImportError):
+        from engine.cuda.runtime.driver import begin_context, require_gpu
+
+        begin_context(index)
+        require_gpu()  # without a GPU there is no need for the kernels
+        import engine.cuda.backend  # noqa: F401
 
 
 def check_gpu_memory(limit: int, *names: "str | Target") -> None:
@@ -105,7 +125,7 @@ def describe_devices() -> list[tuple[str, str]]:
     words = f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}"
     devices = [("cpu", f"{words} {_memory(total_memory(), available_memory())}")]
     try:
-        from engine.cuda.runtime.device import list_devices
+        from engine.cuda.runtime.driver import list_devices
 
         for gpu in list_devices():
             major, minor = gpu.compute_capability
@@ -129,12 +149,13 @@ def _cpu(n_threads: int, max_rows: int) -> "Ops":
 
 def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0, gpu_memory: int = 0) -> "Ops":
     try:
-        from engine.cuda.runtime.device import Device, begin_context, require_gpu
+        from engine.cuda.runtime.driver import begin_context, require_gpu
 
         require_gpu()  # before the kernels are imported: without a GPU there is no need to wait for Numba's CUDA part
         if "engine.cuda.backend" not in sys.modules:
             begin_context(index)  # while they are imported
         from engine.cuda.backend import Backend
+        from engine.cuda.runtime.device import Device
     except ImportError:
         raise DeviceError(
             "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use device=\"cpu\"."

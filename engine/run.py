@@ -13,6 +13,7 @@ from engine.cli.flags import check, generation_options, parser
 from engine.cli.grammars import grammar
 from engine.cli.prompt import read_prompt
 from engine.cli.shared import about
+from engine.devices import begin_gpu
 
 if TYPE_CHECKING:
     from engine.cli.answer import Outcome
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     prompt, options = read_prompt(args), generation_options(args)
     check(args, prompt)
+    begin_gpu(args.device)
     if (restricted := grammar(args)) is not None:
         options["grammar"] = restricted
 

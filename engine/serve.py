@@ -12,6 +12,7 @@ from engine.cli.model_flags import load_options, speculation_params
 from engine.cli.sampling import flagged
 from engine.cli.serve_flags import limits, parser
 from engine.cli.shared import about
+from engine.devices import begin_gpu
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end; raises EngineError."""
     if about(args):
         return 0
+    begin_gpu(args.device)
     try:
         from engine.serving.lines import Lines
         from engine.serving.process import serve

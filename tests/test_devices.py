@@ -88,8 +88,10 @@ def gpus() -> None:
 
 def use(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.cuda.runtime import device
+    from engine.cuda.runtime import driver as loaded
 
-    monkeypatch.setattr(device, "_driver", lambda: driver)
+    for module in (device, loaded):
+        monkeypatch.setattr(module, "bindings", lambda: driver)
 
 
 @pytest.mark.usefixtures("gpus")
@@ -171,7 +173,7 @@ def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (device.multiprocessors, device.shared_memory) == (3, 99 << 10)
     table = device.allocate_host(1000, "the weights (per_layer_token_embd.weight)")
     assert (table.n_bytes, device.allocated, len(driver.pinned)) == (1000, 0, 1)
-    driver.room = 4 << 20
+    driver.room = 16 << 20
     with pytest.raises(DeviceError, match=r"^the weights need 2\.00 GB of host memory that .*; close other programs"):
         device.allocate_host(2 * 10**9, "the weights")
     with pytest.raises(
@@ -249,7 +251,8 @@ class ContextDriver(FakeDriver):
 @pytest.mark.usefixtures("gpus")
 def test_the_context_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes tenths of a second.  A GPU that is not supported keeps none."""
-    from engine.cuda.runtime.device import Device, begin_context
+    from engine.cuda.runtime.device import Device
+    from engine.cuda.runtime.driver import begin_context
 
     def begin(index: int) -> None:
         before = set(threading.enumerate())
@@ -271,6 +274,39 @@ def test_the_context_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
     use(driver := ContextDriver(), monkeypatch)
     begin(0)
     assert driver.uses == {0: 1}
+
+
+STARTED = """
+import sys, threading
+from engine.cuda.runtime import driver
+from engine.devices import begin_gpu
+from engine.errors import DeviceError
+from tests.test_devices import ContextDriver
+
+def begin(name, bindings):
+    driver.bindings = bindings
+    begin_gpu(name)
+    for thread in threading.enumerate():
+        if thread.name in ("kernels", "context"):
+            thread.join()
+    return "engine.cuda.backend" in sys.modules
+
+def fail():
+    raise DeviceError("no driver")
+
+gpu = ContextDriver()
+assert not begin("cpu", lambda: gpu) and gpu.uses == {}
+assert not begin("cuda", fail)
+assert begin("auto", lambda: gpu) and gpu.uses == {0: 1}
+assert begin("auto", lambda: gpu) and gpu.uses == {0: 1}
+"""
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_starts_while_a_command_reads_its_flags() -> None:
+    """Its context is created and its kernels are imported, once; nothing happens for the CPU, and an error is not reported
+    yet.  In a new process, which has not imported the kernels."""
+    subprocess.run([sys.executable, "-c", STARTED], cwd=REPOSITORY, check=True, timeout=120)
 
 
 @pytest.mark.usefixtures("gpus")

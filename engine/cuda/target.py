@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Buffer, DeviceInfo
+from engine.cuda.runtime.device import Buffer
+from engine.cuda.runtime.driver import DeviceInfo
 from engine.errors import UsageError
 
 

@@ -25,7 +25,7 @@ from engine.state import digest
 from engine.version import ARITHMETIC, __version__
 
 if TYPE_CHECKING:
-    from engine.cuda.runtime.device import DeviceInfo
+    from engine.cuda.runtime.driver import DeviceInfo
     from engine.verify.tally import Tally
 
 FORMAT = "bitmirror-parity"

@@ -283,6 +283,7 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         pytest.skip("the simulator has no driver")
     from engine.cuda.runtime import compiler, device
+    from engine.cuda.runtime import driver as loaded
 
     made: list[str] = []
 
@@ -304,7 +305,8 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
         monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
         kernel_cache.choose_again()
         driver = LoadingDriver()
-        monkeypatch.setattr(device, "_driver", lambda: driver)
+        for module in (device, loaded):
+            monkeypatch.setattr(module, "bindings", lambda: driver)
         monkeypatch.setattr(device, "_FUNCTIONS", {})
         llm = engine.load(device="cuda", **options)
         llm.compile()

@@ -1095,7 +1095,8 @@ def test_a_limit_of_memory(tiny: Any) -> None:
     code = """
 import sys
 import engine
-from engine.cuda.runtime.device import CONTEXT, Device, list_devices
+from engine.cuda.runtime.device import CONTEXT, Device
+from engine.cuda.runtime.driver import list_devices
 from engine.errors import ContextError, DeviceError
 
 limit = 2 << 30
@@ -1203,7 +1204,7 @@ def test_an_assistant(cache_type: str) -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.begin(-1)
 def test_an_assistant_on_another_gpu(cache_type: str) -> None:
-    from engine.cuda.runtime.device import list_devices
+    from engine.cuda.runtime.driver import list_devices
 
     if len(list_devices()) < 2:
         pytest.skip("needs two GPUs")

@@ -10,23 +10,18 @@ import ctypes
 import functools
 import gc
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.cuda.runtime.compiler import SHARED_OF_DRIVER, Kernel, Specialization, cubin
+from engine.cuda.runtime.driver import OLDEST, bindings, describe, require_gpu, value
 from engine.cuda.runtime.kinds import Handle
 from engine.errors import DeviceError, DeviceMemoryError
-
-OLDEST = (7, 5)
-"""The lowest supported compute capability: the first with int8 tensor cores."""
 
 SHARED_PERCENT = 40
 """The percentage of a multiprocessor's fast memory used as shared memory; the rest is cache.  Kernels with different
@@ -41,9 +36,6 @@ STAGING = 1 << 20
 
 CONTEXT = 512 << 20
 """Bytes that a limit of memory counts for the context, which takes them before the driver can be asked what is free."""
-
-MODULE_VERSION = Path("/sys/module/nvidia/version")
-"""Where Linux has the version of NVIDIA's driver."""
 
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
 
@@ -61,94 +53,6 @@ def shared_percent(shared: int, blocks: int, most: int) -> int:
 def _kinds(kernel: Kernel) -> tuple[type, ...]:
     """C types of a kernel's arguments."""
     return tuple(_CTYPES.get(str(type_), ctypes.c_void_p) for type_ in kernel.arguments)
-
-
-@dataclass(frozen=True)
-class DeviceInfo:
-    """The properties of a GPU that the driver reports.  Memory is in bytes; shared memory is the maximum per block;
-    ``driver`` is the version of the driver, if it can be read, and the latest version of CUDA that it supports."""
-
-    index: int
-    name: str
-    compute_capability: tuple[int, int]
-    memory: int
-    free: int
-    multiprocessors: int
-    shared_memory: int
-    driver: str = ""
-
-
-def _driver() -> ModuleType:
-    """The initialized driver bindings.  Raises DeviceError with the reason if they are not available."""
-    try:
-        from cuda.bindings import driver
-    except ImportError:
-        raise DeviceError(
-            "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use device=\"cpu\"."
-        ) from None
-    try:
-        (status,) = driver.cuInit(0)
-    except Exception:  # the bindings raise their own error if no driver is installed
-        raise DeviceError('no NVIDIA driver was found on this machine; install one, or use device="cpu".') from None
-    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise DeviceError('the NVIDIA driver sees no GPU on this machine; use device="cpu".')
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(
-            f'the NVIDIA driver could not start ({status.name}); restart the machine, or use device="cpu".'
-        )
-    return driver
-
-
-def require_gpu() -> None:
-    """Raise DeviceError if there is no GPU.  This is fast and does not create a context."""
-    if int(_value(_driver().cuDeviceGetCount())) == 0:
-        raise DeviceError('the NVIDIA driver sees no GPU on this machine; use device="cpu".')
-
-
-def list_devices() -> list[DeviceInfo]:
-    """All GPUs of this machine.  Raises DeviceError if there are none."""
-    driver = _driver()
-    return [_describe(driver, index) for index in range(int(_value(driver.cuDeviceGetCount())))]
-
-
-def _describe(driver: ModuleType, index: int) -> DeviceInfo:
-    handle = _value(driver.cuDeviceGet(index))
-    attribute = driver.CUdevice_attribute
-    major, minor, count, shared = (
-        int(_value(driver.cuDeviceGetAttribute(a, handle)))
-        for a in (
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-            attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-        )
-    )
-    name = _value(driver.cuDeviceGetName(256, handle)).split(b"\0")[0].decode()
-    context = _value(driver.cuDevicePrimaryCtxRetain(handle))
-    try:
-        driver.cuCtxPushCurrent(context)
-        free, total = _value(driver.cuMemGetInfo())
-        driver.cuCtxPopCurrent()
-    finally:
-        driver.cuDevicePrimaryCtxRelease(handle)
-    return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared, _driver_version(driver))
-
-
-def _driver_version(driver: ModuleType) -> str:
-    cuda = int(_value(driver.cuDriverGetVersion()))
-    words = f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
-    try:
-        return f"{MODULE_VERSION.read_text(encoding='ascii').strip()}, {words}"
-    except (OSError, UnicodeError):  # another system than Linux
-        return words
-
-
-def _value(result: tuple[Handle, ...]) -> Handle:
-    """The result of a driver call without its status.  Raises DeviceError if the call failed."""
-    status, *values = result
-    if int(status) != 0:
-        raise DeviceError(f'the GPU reported {status.name}; restart the program, or use device="cpu".')
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 class Buffer:
@@ -215,24 +119,6 @@ _FUNCTIONS: dict[int, dict[Specialization, Handle]] = {}
 """The kernels loaded on each GPU, which all models on it share."""
 
 
-def begin_context(index: int) -> None:
-    """Begin to create the context of a GPU in another thread.  A ``Device`` that is made meanwhile waits for it, and reports
-    errors.  Nothing happens if there is no such GPU or if it is not supported."""
-    driver = _driver()
-
-    def create() -> None:
-        with contextlib.suppress(DeviceError):
-            handle, names = _value(driver.cuDeviceGet(index)), driver.CUdevice_attribute
-            parts = (
-                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-            if tuple(int(_value(driver.cuDeviceGetAttribute(part, handle))) for part in parts) >= OLDEST:
-                _value(driver.cuDevicePrimaryCtxRetain(handle))
-
-    threading.Thread(target=create, name="context", daemon=True).start()
-
-
 class Device:
     """A GPU with its own stream.  Several objects for one GPU are independent.
 
@@ -245,18 +131,18 @@ class Device:
         what the driver uses for the process, too: modules and graphs as far as they take free memory, and ``CONTEXT`` bytes
         for the context.  Raises DeviceError if the GPU cannot be used."""
         require_gpu()
-        self._driver = _driver()
-        count = int(_value(self._driver.cuDeviceGetCount()))
+        self._driver = bindings()
+        count = int(value(self._driver.cuDeviceGetCount()))
         if not 0 <= index < count:
             names = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
             raise DeviceError(
                 f"there is no cuda:{index} on this machine; use {names} (bitmirror run --list-devices lists them), or cpu."
             )
-        self._handle = _value(self._driver.cuDeviceGet(index))
+        self._handle = value(self._driver.cuDeviceGet(index))
         # The primary context is shared by the process and never released.  It takes tenths of a second to create, so it is
         # there before the description, which would create one and destroy it again.
-        self._context = _value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
-        self.info = _describe(self._driver, index)
+        self._context = value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
+        self.info = describe(self._driver, index)
         self.compute_capability = self.info.compute_capability
         if self.compute_capability < OLDEST:
             self._driver.cuDevicePrimaryCtxRelease(self._handle)
@@ -265,7 +151,7 @@ class Device:
                 f'{_dotted(OLDEST)} or more (Turing, 2018); use device="cpu".'
             )
         self._use()
-        stream = _value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
+        stream = value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
         self._stream = stream
         self._stream_owner = _Owner(self._driver.cuStreamDestroy, stream)
         self._functions = _FUNCTIONS.setdefault(index, {})

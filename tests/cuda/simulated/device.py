@@ -13,7 +13,8 @@ from numba import types
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device as real
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Buffer, DeviceInfo
+from engine.cuda.runtime.device import Buffer
+from engine.cuda.runtime.driver import DeviceInfo
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceMemoryError
 
