@@ -84,6 +84,8 @@ def program(main: Callable[[], int]) -> NoReturn:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the process that started this one
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
+    # Numba imports it for linear algebra, which no kernel needs, if SciPy is installed; that takes half a second.
+    sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the terminal and temporary files are restored
     sys.exit(main())
 

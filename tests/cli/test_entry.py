@@ -65,6 +65,17 @@ def test_help_is_quick() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
 
 
+def test_a_start_does_not_import_scipy(tmp_path: Path) -> None:
+    """Numba would import its linear algebra, which takes half a second."""
+    package = tmp_path / "scipy" / "linalg"
+    package.mkdir(parents=True)
+    (tmp_path / "scipy" / "__init__.py").write_text("__version__ = '1.16.0'")
+    (package / "__init__.py").write_text("raise SystemExit('SciPy was imported')")
+    command = [sys.executable, "-m", "bitmirror", "run", "--device", "cpu", "-p", "x", "-n", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+
+
 def end(work: Callable[[], int], *words: str) -> int:
     """The exit status of a command that does ``work``."""
 
