@@ -6,6 +6,7 @@ map each page first, which takes longer than the copy, and only one thread at a 
 
 import contextlib
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,10 @@ PIECE = 4 << 20
 
 INTERVAL = 0.05
 """Seconds between two reports of progress."""
+
+SWITCH = 0.0005
+"""Seconds for which one thread may run Python code while readers wait to do so.  With the 0.005 of the interpreter, a reader
+may wait for longer than it reads a piece, after each of its calls that release the interpreter's lock."""
 
 
 class PieceBuffer(Protocol):
@@ -96,6 +101,31 @@ class FilePiece(Generic[B]):
         return sum(run.nbytes for run in self.runs)
 
 
+class _Switching:
+    """The switch interval of the interpreter: ``SWITCH`` as long as there is a reader with threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._before = 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._readers == 0:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH, self._before))
+            self._readers += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._readers -= 1
+            if self._readers == 0:
+                sys.setswitchinterval(self._before)
+
+
+_SWITCHING = _Switching()
+
+
 class Reader(Generic[B]):
     """Reads pieces with up to ``n_threads`` threads, which begin as soon as there are pieces.
 
@@ -111,6 +141,7 @@ class Reader(Generic[B]):
         self._pieces: deque[FilePiece[B]] = deque()
         self._count = 0
         self._threads: list[threading.Thread] = []
+        self._hurries = False
         #: Guards all fields; notified when there are pieces, when all are done, and at the end.
         self._changed = threading.Condition()
         self._ended = False
@@ -128,6 +159,9 @@ class Reader(Generic[B]):
                 self._changed.notify_all()
         if failed:
             self.finish()
+        if not self._hurries:
+            self._hurries = True
+            _SWITCHING.begin()
         while len(self._threads) < min(self._n_threads, self._count):
             thread = threading.Thread(target=self._work, name="reader", daemon=True)
             self._threads.append(thread)  # first, in case Ctrl-C is pressed while it starts
@@ -171,6 +205,9 @@ class Reader(Generic[B]):
             with contextlib.suppress(RuntimeError):  # it is only starting, and ends at once
                 thread.join()
         self._threads.clear()
+        if self._hurries:
+            self._hurries = False
+            _SWITCHING.end()
         self._buffers.close()
 
     def _work(self) -> None:

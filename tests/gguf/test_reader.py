@@ -35,7 +35,9 @@ def mapped(path: Path, n_bytes: int) -> tuple[np.ndarray, bytes]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
+    before = sys.getswitchinterval()
     yield
+    assert sys.getswitchinterval() == before
     deadline = time.monotonic() + 10
     while readers() and time.monotonic() < deadline:
         time.sleep(0.001)  # one that Ctrl-C has interrupted while it started
@@ -44,6 +46,20 @@ def no_thread_is_left() -> Iterator[None]:
 
 def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "reader"]
+
+
+def test_threads_take_turns_more_often_while_files_are_read() -> None:
+    """Until the last of several readers has ended, in any order."""
+    before = sys.getswitchinterval()
+    first, second = Reader(1, HostBuffers()), Reader(1, HostBuffers())
+    for each in (first, second):
+        each.add([FilePiece([np.zeros(8, np.uint8)], lambda buffer, n: None)])
+        assert sys.getswitchinterval() == pytest.approx(reader.SWITCH)
+    first.finish()
+    first.stop()
+    assert sys.getswitchinterval() == pytest.approx(reader.SWITCH)
+    second.stop()
+    assert sys.getswitchinterval() == before
 
 
 def test_where_arrays_lie(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from numpy.typing import DTypeLike
 
 from engine.cuda.products import repack
 from engine.cuda.runtime.device import Buffer, Device
-from engine.cuda.runtime.ring import PinnedBuffer, PinnedRing
+from engine.cuda.runtime.ring import PIECE, PinnedBuffer, PinnedRing
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.gguf.quants import Format
-from engine.gguf.reader import PIECE, FilePiece, Reader
+from engine.gguf.reader import FilePiece, Reader
 from engine.machine.cores import available_cores
 from engine.ops.memory import Progress
 from engine.ops.weight import Weight
 
-MOST_READERS = 8
+MOST_READERS = 4
 """The most threads that read files: more are not faster, and take more pinned memory."""
 
 RESERVED = 512 << 20

@@ -11,10 +11,13 @@ from engine.cuda.products import repack
 from engine.cuda.runtime.device import Buffer, Device, Mark
 from engine.errors import DeviceError
 from engine.gguf.quants import Format
-from engine.gguf.reader import PIECE
 
 PER_THREAD = 2
 """One that a thread reads into, and one that is being copied to the device."""
+
+PIECE = 8 << 20
+"""The size of a buffer in bytes, if no piece needs more.  For each piece a thread runs some Python code, which waits while
+other threads run theirs, so few large pieces are faster.  Pinned memory takes time to allocate, so there is little of it."""
 
 
 @dataclass
