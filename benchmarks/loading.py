@@ -4,9 +4,10 @@
     python -m benchmarks.loading MODEL --digest
 
 For each folder and run, in turns: ``load`` is ``LLM.load_seconds`` of ``engine.load``, from opening the file to the last
-weight in memory, and ``first token`` is the wall time of ``bitmirror run -c 4096 -p Once -n 1``.  A run of each that is not
-counted comes first, so that kernels are compiled.  The file is in the system's page cache, or with ``--cold``, dropped from
-it before each run.
+weight in memory; ``first token`` is the time from the start of ``bitmirror run -c 4096 -p Once -n 1`` to its first byte on
+stdout, and ``end`` to the end of that process.  A run of each that is not counted comes first, so that kernels are compiled,
+and the modules of the checkout, as pip does.  The file is in the system's page cache, or with ``--cold``, dropped from it
+before each run.
 """
 
 import argparse
@@ -61,20 +62,31 @@ def drop(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def run(code: Path, words: list[str]) -> tuple[str, float]:
-    """What ``python`` with these arguments prints, with the package of a checkout, and the wall time of the process."""
-    started = time.perf_counter()
-    found = subprocess.run(
-        [sys.executable, *words],
-        cwd=tempfile.gettempdir(),  # Python looks for packages there first
-        env=os.environ | {"PYTHONPATH": str(code.resolve())},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if found.returncode:
-        sys.exit(f"{' '.join(words[:3])} failed with the code of {code}:\n{found.stderr}")
-    return found.stdout, time.perf_counter() - started
+def run(code: Path, words: list[str]) -> tuple[str, float, float]:
+    """What ``python`` with these arguments prints, with the package of a checkout, and the seconds to the first byte of that
+    and to the end of the process."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=tempfile.gettempdir(),  # Python looks for packages there first
+            env=environment | {"PYTHONPATH": str(code.resolve())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,
+        )
+        assert process.stdout is not None
+        printed = process.stdout.read(1)
+        first = time.perf_counter() - started
+        with process.stdout as rest:
+            printed += rest.read()
+        if process.wait():
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+            sys.exit(f"{' '.join(words[:3])} failed with the code of {code}:\n{said}")
+        return printed.decode(), first, time.perf_counter() - started
 
 
 def measure(args: argparse.Namespace) -> dict[tuple[Path, str], list[float]]:
@@ -89,12 +101,14 @@ def measure(args: argparse.Namespace) -> dict[tuple[Path, str], list[float]]:
             for name, words in (("load", loading), ("first token", command)):
                 if args.cold:
                     drop(args.model)
-                printed, seconds = run(code, words)
+                printed, first, end = run(code, words)
+                seconds = {"first token": first, "end": end}
                 if name == "load":
-                    used, seconds = Path(printed.split("\n")[0]), float(printed.split("\n")[1])
+                    used, seconds = Path(printed.split("\n")[0]), {"load": float(printed.split("\n")[1])}
                     assert used.is_relative_to(code.resolve()), f"{used} is not of {code}"
-                if number:
-                    found.setdefault((code, name), []).append(seconds)
+                for what, each in seconds.items():
+                    if number:
+                        found.setdefault((code, what), []).append(each)
     return found
 
 

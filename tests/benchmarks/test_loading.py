@@ -19,7 +19,7 @@ def test_a_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "read by one thread in" in lines[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[3:]]
     assert [row[:2] for row in rows] == [
-        [str(folder), name] for folder in (REPOSITORY, other) for name in ("load", "first token")
+        [str(folder), name] for folder in (REPOSITORY, other) for name in ("load", "first token", "end")
     ]
     assert all(0 < float(row[2]) <= float(row[3]) <= float(row[4]) < 600 for row in rows)
 
