@@ -20,7 +20,7 @@ GPU = {"gpu": {"name": "Abacus X1"}}
 
 @pytest.fixture
 def gpu() -> Any:
-    device = pytest.importorskip("engine.cuda.runtime.device", reason="the GPU backend needs numba-cuda")
+    device = pytest.importorskip("engine.cuda.runtime.driver", reason="the GPU backend needs numba-cuda")
     return device.DeviceInfo(0, "Abacus X1", (8, 6), 12 << 30, 11 << 30, 28, 99 << 10, "580.1, CUDA 13.0")
 
 

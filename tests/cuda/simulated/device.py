@@ -12,6 +12,7 @@ from numba import types
 
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device as real
+from engine.cuda.runtime import driver
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer
 from engine.cuda.runtime.driver import DeviceInfo
@@ -216,5 +217,6 @@ class SimulatedDevice:
 def use_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let models be loaded on a simulated GPU, whose choice of tokens has few threads."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
-    monkeypatch.setattr(real, "require_gpu", lambda: None)
+    for module in (driver, real):
+        monkeypatch.setattr(module, "require_gpu", lambda: None)
     monkeypatch.setattr(sample, "GROUPS", 32)

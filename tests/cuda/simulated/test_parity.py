@@ -20,7 +20,7 @@ if not SIMULATED:
 import engine
 from engine import parity
 from engine.cuda import backend, indexer
-from engine.cuda.runtime import device
+from engine.cuda.runtime import device, driver
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
 from engine.synthetic.deepseek4 import DeepSeek4Shape
@@ -245,6 +245,7 @@ class Damage:
 def sound(path: Any) -> Iterator[Models]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "Device", SimulatedDevice)
+        patch.setattr(driver, "require_gpu", lambda: None)
         patch.setattr(device, "require_gpu", lambda: None)
         yield loaded(path("qwen3", "Q8_0"))
 
