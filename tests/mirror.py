@@ -30,9 +30,18 @@ class Mirror(Backend):
         tokens: np.ndarray | None = None,
     ) -> np.ndarray:
         """The mixture of experts of x."""
+        return super().experts(self._with_stacks(experts), residual, x, router_x, tokens)
+
+    def sum_experts(
+        self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        """The weighted sum of the outputs of given experts."""
+        return super().sum_experts(self._with_stacks(experts), x, ids, weights)
+
+    def _with_stacks(self, experts: Experts[np.ndarray, Matrix]) -> Experts[np.ndarray, Matrix]:
         names = ("gate", "up", "down") if experts.gate is not None else ("up", "down")
         stacks = {name: self._converted(getattr(experts, name), experts.n_expert) for name in names}
-        return super().experts(replace(experts, **stacks), residual, x, router_x, tokens)  # type: ignore[arg-type]
+        return replace(experts, **stacks)  # type: ignore[arg-type]
 
     def _converted(self, weight: Any, stack: int = 1) -> Matrix:
         return self.weight(replace(weight, stack=stack)) if isinstance(weight, Weight) else weight

@@ -226,7 +226,7 @@ class Backend(
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def exchange(self, borders: int, rows: int, width: int) -> None:
+    def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> None:
         """None: the host computes the passes itself."""
 
     def inputs(self) -> None:

@@ -56,7 +56,7 @@ from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
 from engine.ops.device import DeviceMemory, DeviceOperations
 from engine.ops.executor import Forward
-from engine.ops.experts import Experts
+from engine.ops.experts import ChosenExperts, Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
 from engine.ops.memory import Progress
@@ -178,8 +178,8 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         """Pinned memory.  Raises DeviceError if the system cannot provide it."""
         return self.device.pinned(shape, dtype, "buffers for a divided model", zeroed=False)[0]
 
-    def exchange(self, borders: int, rows: int, width: int) -> PinnedExchange:
-        return PinnedExchange(self.recorder, borders, rows, width)
+    def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> PinnedExchange:
+        return PinnedExchange(self.recorder, borders, rows, width, n_used)
 
     def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
         """A weight matrix that the operations can read, copied to the device and arranged in records.  Raises DeviceError if
@@ -598,6 +598,22 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         tokens: Tensor | None = None,
     ) -> Tensor:
         return MixtureLaunches(self.recorder, experts, residual, x, router_x, tokens).record()
+
+    def choose_experts(
+        self, experts: Experts[Tensor, DeviceWeight], x: Tensor | Deferred, tokens: Tensor | None = None
+    ) -> ChosenExperts[Tensor]:
+        return MixtureLaunches(self.recorder, experts, None, x, None, tokens).choose()
+
+    def sum_experts(
+        self, experts: Experts[Tensor, DeviceWeight], x: Tensor | Deferred, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        return MixtureLaunches(self.recorder, replace(experts, given=None), None, x).sum(ids, weights)
+
+    def add_gated(self, x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
+        (rows, n), out = x.shape, self.recorder.empty(x.shape)
+        grid, arguments = (-(-n // 256), rows), (x, y, gates, gates.shape[1], n, out)
+        self.recorder.launch(add.add_gated(), grid, 256, arguments, result=out)
+        return out
 
     def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
         (rows, columns), n = m.shape, weight.size

@@ -1,15 +1,16 @@
 """Rows that go from a pass on the GPU to the host and back while the pass runs, through the host's pinned memory.
 
-    send:     copy x to pinned memory; barrier; set the border's flag
+    send:     copy x, and the experts that its rows have chosen, to pinned memory; barrier; set the border's flag
     receive:  wait for the border's flag; barrier; copy pinned memory to x
 
 Formula: none, the bits are copied.
 Shapes: x, rows uint32 [n], the words of float32 [rows, width]; n is a multiple of 4 in ``receive``, which may write up to 3
-    words after those of x; flag int32 [1].
+    words after those of x; ids, weights uint32 [n_pairs], the words of int32 and float32 [rows, n_used], and chosen uint32
+    [2 n_pairs], where they go; flag int32 [1].
 Who owns what: one block copies everything.  In ``receive`` thread 0 reads the flag until it is set; then every thread owns
     groups of 4 words.
 Reduction order: none.
-Bytes moved: 4 n over the bus, and the flag as often as it is read.
+Bytes moved: 4 n + 8 n_pairs over the bus, and the flag as often as it is read.
 
 A flag is 0 when a pass begins.  The host sets it to ``GIVEN``, or to ``ABANDONED`` after an error; the device sets it to
 ``GIVEN``, or to ``EXPIRED`` when it has waited for too long.  In the last two cases the pass continues with wrong numbers,
@@ -52,17 +53,22 @@ WORDS = 8
 """Words of a cache line, int64: flags of different borders are in different lines."""
 
 
-@kernel(U32P, i32, U32P, I32P, threads=THREADS)
+@kernel(U32P, i32, U32P, U32P, i32, U32P, U32P, I32P, threads=THREADS)
 def send(threads: int) -> KernelCode:
-    """rows = x, then the flag is set.  Grid: 1."""
+    """rows = x and chosen = (ids, weights), then the flag is set.  Grid: 1."""
 
     @cuda.jit
-    def send(x, n, rows, flag):
+    def send(x, n, ids, weights, n_pairs, rows, chosen, flag):
         let_next_begin()
         wait_for_inputs()
         i = I(cuda.threadIdx.x)
         while i < n:
             rows[i] = x[i]
+            i = I(i + threads)
+        i = I(cuda.threadIdx.x)
+        while i < n_pairs:
+            chosen[i] = ids[i]
+            chosen[n_pairs + i] = weights[i]
             i = I(i + threads)
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
@@ -133,16 +139,24 @@ class PinnedExchange:
     rows: pinned memory float32 [rows, width].
     """
 
-    def __init__(self, recorder: Recorder, borders: int, rows: int, width: int) -> None:
-        """borders: their number; rows: the most rows of a pass.  Raises DeviceError if the system has no pinned memory."""
+    def __init__(self, recorder: Recorder, borders: int, rows: int, width: int, n_used: int = 0) -> None:
+        """borders: their number; rows: the most rows of a pass; n_used: the most experts of a row that are sent with it.
+        Raises DeviceError if the system has no pinned memory."""
         self._recorder, self._device = recorder, recorder.device
         # Those of a pass in whole groups of 4 words.
         words, self._address = self._device.pinned((-(-rows * width // 4) * 4,), np.float32)
         self.rows = words[: rows * width].reshape(rows, width)
+        self._chosen, self._chosen_address = self._device.pinned((max(1, 2 * rows * n_used),), np.int32)
         self._flags, self._flags_address = self._device.pinned((borders * WORDS,), np.int64)
 
-    def send(self, border: int, x: Tensor) -> None:
-        arguments = x, x.size, self._address, self._flag(border)
+    def chosen(self, rows: int, n_used: int) -> tuple[np.ndarray, np.ndarray]:
+        pairs = rows * n_used
+        ids, weights = self._chosen[:pairs], self._chosen[pairs : 2 * pairs].view(np.float32)
+        return ids.reshape(rows, n_used), weights.reshape(rows, n_used)
+
+    def send(self, border: int, x: Tensor, chosen: tuple[Tensor, Tensor] | None = None) -> None:
+        ids, weights, pairs = (0, 0, 0) if chosen is None else (*chosen, chosen[0].size)
+        arguments = x, x.size, ids, weights, pairs, self._address, self._chosen_address, self._flag(border)
         self._recorder.launch(send(THREADS), (1,), THREADS, arguments)
 
     def receive(self, border: int, x: Tensor) -> None:

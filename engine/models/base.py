@@ -1,7 +1,7 @@
 """The common part of all models: embedding, layers, output head, cache, and the methods that run passes."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
 from engine.models.placement import LayerPart, Placement
+from engine.models.routed import ExpertsStage, MixtureHead
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
 from engine.models.streaming import Streaming, streaming
 from engine.ops.executor import SplitPass
@@ -134,15 +135,30 @@ class Model(Loader):
         inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
         self.stages = [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
-        gpu = self.placement.accelerator
-        exchange = gpu.exchange(len(runs) - 1, gpu.decode_rows, stream_width(self.config))
-        if exchange is not None:
-            self.joint = JointStage(self, inputs[gpu], self.stages, exchange)
+        self.joint = self._joined(inputs)
         for mixers in (True, False):
             # If the memory of the GPU is too small, fewer parts move for a prompt, or none.
             with contextlib.suppress(DeviceError):
                 self.streaming = streaming(self, self.placement, inputs, mixers)
                 return
+
+    def _joined(self, inputs: Mapping[Ops, StageInputs]) -> JointStage | None:
+        """The stages as one recorded pass; None if the device cannot.  inputs: what the stages of each device begin with."""
+        gpu, config = self.placement.accelerator, self.config
+        routed = self.placement.routed(config)
+        n_used = max((self.layers[part.layer].network.experts.n_used for part in routed), default=0)
+        exchange = gpu.exchange(len(self.stages) - 1, gpu.decode_rows, stream_width(config), n_used)
+        if exchange is None:
+            return None
+        heads: dict[int, MixtureHead] = {}
+        experts: dict[int, ExpertsStage] = {}
+        for i, stage in enumerate(self.stages):
+            if stage.parts and stage.parts[0] in routed:
+                (part,) = stage.parts
+                layer = self.layers[part.layer]
+                heads[i] = MixtureHead(layer, self.loader(gpu), part.layer)
+                experts[i] = ExpertsStage(self, inputs[stage.ops], stage, layer, exchange)
+        return JointStage(self, inputs[gpu], self.stages, exchange, heads, experts)
 
     def layer(self, ops: Ops, il: int, network: bool) -> Any:
         """Layer ``il`` with a mixer, or a network, whose weights are in memory that ``ops`` reads."""

@@ -121,14 +121,16 @@ def part_of(name: str, config: ModelConfig) -> LayerPart | None:
 
 def tensors_of(config: ModelConfig, gguf: GGUF, placement: Placement) -> dict[Ops, list[GGUFTensor]]:
     """The tensors of a file that each device loads.  A divided model whose output is the embedding, or whose layer drafts,
-    has the embedding twice."""
-    places = dict(placement.parts())
+    has the embedding twice, and of mixtures that are cut all but the experts."""
+    places, routed = dict(placement.parts()), set(placement.routed(config))
     twice = placement.first is not placement.last and ("output.weight" not in gguf.tensors or config.mtp is not None)
     found: dict[Ops, list[GGUFTensor]] = {ops: [] for ops in placement.devices}
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)
         if part is not None:
             found[places[part]].append(tensor)
+            if part in routed and "_exps." not in name:
+                found[placement.accelerator].append(tensor)
         elif name == EMBEDDING or name.startswith("per_layer_"):
             found[placement.first].append(tensor)
         else:

@@ -1,6 +1,7 @@
 """The network of one layer: a dense network, or a mixture of experts."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.linear import Linear, products
@@ -77,7 +78,36 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
     and up in one tensor, ``ffn_gate_up_exps``.  The tensors of the shared network end with ``_shexp``.  ``exp_probs_b`` is
     the bias for the selection, and ``ffn_gate_tid2eid`` is a table of the experts of each token.
     """
-    e, n_embd, shared = config, loader.config.n_embd, None
+    e, n_embd = config, loader.config.n_embd
+    gate, up = gate_up_experts(loader, blk, e)
+    return Experts(
+        e.n_expert,
+        e.n_used,
+        gate=gate,
+        up=up,
+        down=loader.matrix(blk + "ffn_down_exps.weight", n_embd, e.n_ff, e.n_expert),
+        activation=e.activation,
+        shared_gated=e.shared_gated,
+        gating=e.gating,
+        normalized=e.normalized,
+        weight_scale=e.weight_scale,
+        n_group=e.n_group,
+        n_group_used=e.n_group_used,
+        group_best=e.group_best,
+        gate_bias=loader.optional(blk + "ffn_gate_exps.bias", e.n_expert, e.n_ff),
+        up_bias=loader.optional(blk + "ffn_up_exps.bias", e.n_expert, e.n_ff),
+        down_bias=loader.optional(blk + "ffn_down_exps.bias", e.n_expert, n_embd),
+        gate_scale=loader.optional(blk + "ffn_gate_exps.scale", e.n_expert),
+        up_scale=loader.optional(blk + "ffn_up_exps.scale", e.n_expert),
+        down_scale=loader.optional(blk + "ffn_down_exps.scale", e.n_expert),
+        **choice_of(loader, blk, e),
+    )
+
+
+def choice_of(loader: Loader, blk: str, e: ExpertsConfig) -> dict[str, Any]:
+    """Load the fields of :class:`Experts` that the choice of experts and the shared network need: the router, biases of the
+    choice, the table of experts, and the shared network."""
+    n_embd, shared = loader.config.n_embd, None
     router = [loader.array(blk + "ffn_gate_inp.weight", e.n_expert, n_embd)]
     if e.n_ff_shared:
         if e.shared_gated:
@@ -87,33 +117,13 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
             loader.matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, n_embd),
             loader.matrix(blk + "ffn_down_shexp.weight", n_embd, e.n_ff_shared),
         )
-    gate, up = gate_up_experts(loader, blk, e)
-    return Experts(
-        e.n_expert,
-        e.n_used,
-        loader.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
-        gate,
-        up,
-        loader.matrix(blk + "ffn_down_exps.weight", n_embd, e.n_ff, e.n_expert),
-        shared,
-        e.activation,
-        shared_gated=e.shared_gated,
-        gating=e.gating,
-        router_bias=loader.optional(blk + "ffn_gate_inp.bias", e.n_expert),
-        selection_bias=loader.optional(blk + "exp_probs_b.bias", e.n_expert),
-        normalized=e.normalized,
-        weight_scale=e.weight_scale,
-        n_group=e.n_group,
-        n_group_used=e.n_group_used,
-        group_best=e.group_best,
-        given=loader.integers(blk + "ffn_gate_tid2eid.weight", loader.config.n_vocab, e.n_used, end=e.n_expert),
-        gate_bias=loader.optional(blk + "ffn_gate_exps.bias", e.n_expert, e.n_ff),
-        up_bias=loader.optional(blk + "ffn_up_exps.bias", e.n_expert, e.n_ff),
-        down_bias=loader.optional(blk + "ffn_down_exps.bias", e.n_expert, n_embd),
-        gate_scale=loader.optional(blk + "ffn_gate_exps.scale", e.n_expert),
-        up_scale=loader.optional(blk + "ffn_up_exps.scale", e.n_expert),
-        down_scale=loader.optional(blk + "ffn_down_exps.scale", e.n_expert),
-    )
+    return {
+        "router": loader.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
+        "router_bias": loader.optional(blk + "ffn_gate_inp.bias", e.n_expert),
+        "selection_bias": loader.optional(blk + "exp_probs_b.bias", e.n_expert),
+        "given": loader.integers(blk + "ffn_gate_tid2eid.weight", loader.config.n_vocab, e.n_used, end=e.n_expert),
+        "shared": shared,
+    }
 
 
 def gate_up_experts(loader: Loader, blk: str, e: ExpertsConfig) -> tuple[Matrix, Matrix]:

@@ -7,15 +7,18 @@ Where rows go to the CPU or come from it, a kernel exchanges them with the host 
 
     GPU:  layer 0's mixer, send 0 .......... receive 1, layer 1's mixer, send 2 .......... receive 3, ...
     CPU:  ................ take 0, network 0, give 1 .................... take 2, network 1, give 3, ...
+
+Of a mixture between two parts on the GPU, the CPU computes the experts only (``engine/models/routed.py``).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from engine.arrays import Array, Batch
 from engine.compile.jobs import Job
+from engine.models.routed import ExpertsStage, MixtureHead
 from engine.models.stage import DivisibleModel, RowSlice, Stage, StageInputs
 from engine.ops.exchange import Exchange
 
@@ -28,13 +31,25 @@ class JointStage(Stage):
     """
 
     def __init__(
-        self, model: DivisibleModel, inputs: StageInputs, stages: Sequence[Stage], exchange: Exchange[Array]
+        self,
+        model: DivisibleModel,
+        inputs: StageInputs,
+        stages: Sequence[Stage],
+        exchange: Exchange[Array],
+        heads: Mapping[int, MixtureHead],
+        experts: Mapping[int, ExpertsStage],
     ) -> None:
+        """heads, experts: for the number of each stage on the CPU that is a mixture which is cut, its two sides."""
         super().__init__(model, inputs, [part for stage in stages for part in stage.parts], True, True)
+        #: Larger passes have separate stages.
+        self.prompt_rows = self.ops.decode_rows
         self._stages = stages
         self._exchange = exchange
+        self.heads, self.experts = heads, experts
         #: The stages that the host computes, and their numbers.
         self._hosted = [(i, stage) for i, stage in enumerate(stages) if stage.ops is not self.ops]
+        #: Sums of experts' outputs that come from the host.
+        self._sums = self.ops.zeros((self.ops.decode_rows, model.config.n_embd), np.float32) if heads else None
 
     def __str__(self) -> str:
         return f"all stages in one recording, on {self.ops.label} and the CPU"
@@ -42,18 +57,31 @@ class JointStage(Stage):
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of the stages on the GPU, and the exchanges between them.  Returns the logits of the last
         ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits or if the CPU computes them."""
-        result = None
+        x: Array | None = None
         for i, stage in enumerate(self._stages):
-            if stage.ops is not self.ops:
-                continue
-            if i:
-                self._exchange.receive(i - 1, self._inputs.x[slice(batch.rows)])
-            result = stage.compute(batch, n_logits)
-            if not stage.is_last:
-                assert result is not None
-                self._exchange.send(i, result)
-                result = None
-        return result
+            if stage.ops is self.ops:
+                if i and i - 1 not in self.heads:
+                    self._exchange.receive(i - 1, self._inputs.x[slice(batch.rows)])
+                    x = None
+                x = stage.compute_from(x, batch, n_logits)
+                if not stage.is_last and i + 1 not in self.heads:
+                    assert x is not None
+                    self._exchange.send(i, x)
+            elif i in self.heads:
+                assert x is not None
+                x = self._routed(i, x, batch)
+        return x if self._stages[-1].ops is self.ops else None
+
+    def _routed(self, i: int, x: Array, batch: Batch[Array]) -> Array:
+        """The residual stream after the mixture that is stage ``i``, from x before it, float32 [rows, n_embd]."""
+        head, ops, exchange = self.heads[i], self.ops, self._exchange
+        b, choice = head.begin(ops, x, batch)
+        exchange.send(i - 1, b, (choice.ids, choice.weights))
+        shared = head.shared(ops, b)
+        assert self._sums is not None
+        total = self._sums[slice(batch.rows)]
+        exchange.receive(i, total)
+        return head.end(ops, x, total, shared, choice.logits)
 
     def run(
         self, slices: Sequence[RowSlice], x: np.ndarray | None, told: np.ndarray | None, n_logits: int, out: np.ndarray
@@ -76,7 +104,10 @@ class JointStage(Stage):
             for i, stage in self._hosted:
                 if i:
                     exchange.take(i - 1)
-                result = stage.run(on_cpu, stream[:rows] if i else None, told, n_logits, stream[:rows])
+                if i in self.experts:
+                    self.experts[i].answer(on_cpu, stream[:rows], padded)
+                else:
+                    result = stage.run(on_cpu, stream[:rows] if i else None, told, n_logits, stream[:rows])
                 if not stage.is_last:
                     stream[rows:] = stream[rows - 1]
                     exchange.give(i)
@@ -86,5 +117,6 @@ class JointStage(Stage):
         return logits if ends_here else result
 
     def jobs(self) -> list[Job]:
-        """The compile jobs of the exchanges."""
-        return self._exchange.jobs()
+        """The compile jobs of the exchanges, and of what the GPU computes of mixtures that are cut.  The CPU's part has the
+        kernels of whole mixtures."""
+        return [*self._exchange.jobs(), *(self.ops.jobs(self) if self.heads else ())]

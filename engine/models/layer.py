@@ -9,7 +9,7 @@ Each of the four norms may be missing.  A result without a norm after it is mult
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.arrays import Array, Batch, Value
@@ -74,20 +74,22 @@ class Layer:
 
         memory: the cache of the mixer.
         """
-        o = self.mixer.mix(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
+        o = self.mixer.mix(ops, self.normalized(ops, x, self.before_mixer), memory, batch)
         return self.after_mixer.add_product(ops, x, o, self.mixer.output)
 
     def feed(self, ops: Ops, x: Array, batch: Batch[Array]) -> Array:
         """The residual stream x, and the result of the network added to it, float32 [rows, n_embd]."""
-        b = self._normalized(ops, x, self.before_network)
+        b = self.normalized(ops, x, self.before_network)
         return self.network.add(ops, x, b, batch, self.after_network)
 
     def remember(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> None:
         """Store the cache entries of the rows of the residual stream x, float32 [rows, n_embd], in ``memory``, without
         computing the layer."""
-        self.mixer.remember(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
+        self.mixer.remember(ops, self.normalized(ops, x, self.before_mixer), memory, batch)
 
-    def _normalized(self, ops: Ops, x: Array, norm: Array | None) -> Value:
+    def normalized(self, ops: Ops, x: Array, norm: Array | None) -> Value:
+        """The input of the mixer or of the network for the residual stream x, float32 [rows, n_embd].  norm: the weights of
+        the norm before it, or None."""
         return x if norm is None else ops.rms_norm(x, norm, self.norm_eps)
 
 
@@ -98,19 +100,27 @@ def load_layer(mixers: Loader, networks: Loader, il: int) -> Layer:
     """
     c, blk = mixers.config, f"blk.{il}."
     config = c.all_layers[il]
-
-    def norm(loader: Loader, name: str) -> Array | None:
-        return loader.vector(f"{blk}{name}.weight", c.n_embd) if name else None
-
-    def residual(loader: Loader, name: str) -> Residual:
-        return Residual(norm(loader, name), c.norm_eps, c.residual_scale)
-
     return Layer(
         MIXERS[type(config.mixer)](mixers, blk, config.mixer),
         NETWORKS[type(config.network)](networks, blk, config.network),
-        norm(mixers, config.norms.before_mixer),
-        residual(mixers, config.norms.after_mixer),
-        norm(networks, config.norms.before_network),
-        residual(networks, config.norms.after_network),
+        _norm(mixers, blk, config.norms.before_mixer),
+        _residual(mixers, blk, config.norms.after_mixer),
+        _norm(networks, blk, config.norms.before_network),
+        _residual(networks, blk, config.norms.after_network),
         c.norm_eps,
     )
+
+
+def load_norms(layer: Layer, loader: Loader, il: int) -> Layer:
+    """A copy of layer ``il`` with the norms of its network in the memory of another backend, that of ``loader``."""
+    blk, norms = f"blk.{il}.", loader.config.all_layers[il].norms
+    before, after = _norm(loader, blk, norms.before_network), _residual(loader, blk, norms.after_network)
+    return replace(layer, before_network=before, after_network=after)
+
+
+def _norm(loader: Loader, blk: str, name: str) -> Array | None:
+    return loader.vector(f"{blk}{name}.weight", loader.config.n_embd) if name else None
+
+
+def _residual(loader: Loader, blk: str, name: str) -> Residual:
+    return Residual(_norm(loader, blk, name), loader.config.norm_eps, loader.config.residual_scale)

@@ -27,6 +27,11 @@ class NetworkConfig(ABC):
         """Whether the network is a mixture of experts."""
         return False
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether the experts of a mixture can be computed apart from its router and its shared network."""
+        return False
+
 
 @dataclass(frozen=True)
 class DenseConfig(NetworkConfig):
@@ -86,3 +91,9 @@ class ExpertsConfig(NetworkConfig):
     def is_mixture(self) -> bool:
         """Whether the network is a mixture of experts: True."""
         return True
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether the experts can be computed apart from the router and the shared network: not if there is a dense network
+        beside them."""
+        return self.beside is None

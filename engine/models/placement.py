@@ -1,7 +1,8 @@
 """Where the parts of a model lie: every mixer and every network of a layer is on one device.
 
 Cuts lie before and after every mixer and every network.  A mixer that reads the keys and values of another layer lies where
-these are.  The bits of a model do not depend on its placement.
+these are.  Of a mixture of experts on the CPU between two parts on a GPU, decode passes compute the experts only on the CPU
+(``engine/models/routed.py``).  The bits of a model do not depend on its placement.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -69,6 +70,17 @@ class Placement:
     def memory(self, il: int) -> Ops:
         """The backend whose memory holds what layer ``il`` stores; the layer that drafts has the index n_layer."""
         return self.mixers[il] if il < len(self.mixers) else self.last
+
+    def routed(self, config: ModelConfig) -> list[LayerPart]:
+        """The networks that are cut in decode passes: mixtures on a device without memory of its own, between parts on one
+        with it.  Mixtures beside a dense network, and those of models with several residual streams, are not."""
+        found = []
+        for il, (layer, ops) in enumerate(zip(config.layers, self.networks, strict=True)):
+            around = self.mixers[il], (*self.mixers, self.last)[il + 1]
+            is_between = ops.device_memory() is None and all(other.device_memory() is not None for other in around)
+            if is_between and layer.network.is_divisible and config.streams is None:
+                found.append(LayerPart(il, True))
+        return found
 
     def stages(self, alone: Collection[LayerPart] = ()) -> list[tuple[Ops, list[LayerPart]]]:
         """The runs of parts of one backend, in the order of a pass; the first one begins with the embedding, the last one

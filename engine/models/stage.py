@@ -108,12 +108,18 @@ class Stage:
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of the stage.  Returns the residual stream of all rows, float32 [rows, width]; of the last stage,
         the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits."""
+        return self.compute_from(None, batch, n_logits)
+
+    def compute_from(self, x: Array | None, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The result of :meth:`compute` for a residual stream x before the stage, float32 [rows, width]; None: the one that
+        :meth:`run` has copied to the device, or the embeddings."""
         model, c, inputs = self._model, self._model.config, self._inputs
         if inputs.told is not None:
             count = c.n_layer * c.n_per_layer * batch.rows
             told = inputs.told[slice(count)].reshape(c.n_layer, batch.rows, c.n_per_layer)
             batch = replace(batch, per_layer=told)
-        x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
+        if x is None:
+            x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
         for part in self.parts:
             compute = model.feed if part.network else model.mix
             x = compute(self.ops, part.layer, x, batch)

@@ -15,7 +15,7 @@ from engine.cache.recurrent import RecurrentCache
 from engine.ops.activation import Activation
 from engine.ops.compressor import Compressor
 from engine.ops.delta_net import DeltaNet
-from engine.ops.experts import Experts
+from engine.ops.experts import ChosenExperts, Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
 
@@ -160,6 +160,27 @@ class Arithmetic(Protocol[A, V, M]):
 
         Returns float32 [rows, n_embd].
         """
+
+    def choose_experts(self, experts: Experts[A, M], x: V, tokens: A | None = None) -> ChosenExperts[A]:
+        """The choice of experts that :meth:`experts` makes for each row of x [rows, n_embd].  The matrices of the experts and
+        of the shared network are not read.
+
+        tokens: int32 [rows], needed if ``experts.given`` is a table.
+        """
+
+    def sum_experts(self, experts: Experts[A, M], x: V, ids: A, weights: A) -> A:
+        """The weighted sum of the outputs of given experts for each row of x, in the order of ids, without a shared network.
+
+        x: [rows, n_embd].
+        ids: int32 [rows, n_used].
+        weights: float32 [rows, n_used].
+
+        Returns float32 [rows, n_embd].  The router is not read.
+        """
+
+    def add_gated(self, x: A, y: A, gates: A) -> A:
+        """x + sigmoid(gate) * y, where the gate of a row is its last element of ``gates``: x, y [rows, n], gates [rows, m].
+        Returns float32 [rows, n]."""
 
     def grouped_matmul(self, x: A, weight: M, n_group: int) -> A:
         """The product of each of the n_group parts of a row with the matrix of its group.

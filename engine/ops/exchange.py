@@ -20,8 +20,15 @@ class Exchange(Protocol[A_contra]):
     """The rows at a border, float32 [rows, width], which the host reads after :meth:`take` and may write until
     :meth:`give`."""
 
-    def send(self, border: int, x: A_contra) -> None:
-        """Record that the device hands x, float32 [rows, width], to the host."""
+    def chosen(self, rows: int, n_used: int) -> tuple[np.ndarray, np.ndarray]:
+        """The experts of ``rows`` rows that the device has sent with them, int32 [rows, n_used], and their weights, float32
+        [rows, n_used]."""
+
+    def send(self, border: int, x: A_contra, chosen: tuple[A_contra, A_contra] | None = None) -> None:
+        """Record that the device hands x, float32 [rows, width], to the host.
+
+        chosen: the experts of the rows and their weights, int32 and float32 [rows, n_used], which go with them.
+        """
 
     def receive(self, border: int, x: A_contra) -> None:
         """Record that the device waits for rows of the host, which become x, float32 [rows, width]."""

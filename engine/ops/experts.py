@@ -47,6 +47,17 @@ class Routing(NamedTuple):
         return f"Routing({', '.join(fields)})"
 
 
+class ChosenExperts(NamedTuple, Generic[A]):
+    """The experts that rows use.
+
+    ids: int32 [rows, n_used]; weights: float32 [rows, n_used]; logits: those of the router, float32 [rows, router rows].
+    """
+
+    ids: A
+    weights: A
+    logits: A
+
+
 @dataclass(frozen=True)
 class Experts(Generic[A, M]):
     """n_expert feed-forward networks, of which each row uses n_used, and optionally a shared network, which all rows use.

@@ -83,9 +83,10 @@ class MemoryOperations(Protocol[A, M_co]):
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An uninitialized array in host memory whose copies to and from the device are fast."""
 
-    def exchange(self, borders: int, rows: int, width: int) -> Exchange[A] | None:
+    def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> Exchange[A] | None:
         """A number of borders at which recorded passes of this device exchange up to ``rows`` rows, float32 [rows, width],
-        with the host while they run.  None if the device cannot.  Raises DeviceError if memory runs out."""
+        with the host while they run, and up to ``n_used`` experts of each row.  None if the device cannot.  Raises
+        DeviceError if memory runs out."""
 
     def weight(self, weight: Weight, host: bool = False) -> M_co:
         """A weight matrix in memory that the operations can read.  Raises DeviceError if memory runs out.

@@ -203,6 +203,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("xielu",),
     ],
     "add": [(), (True,)],
+    "add_gated": [()],
     "append": [(True, False), (False, True)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],

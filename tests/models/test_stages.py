@@ -56,17 +56,21 @@ def cut(monkeypatch: pytest.MonkeyPatch, mixers: list[int], networks: list[int],
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, llm: engine.LLM, number: int) -> None:
-    """Raise KeyboardInterrupt in place of run ``number``, counted from 0, of the first stage on the CPU after another one."""
+    """Raise KeyboardInterrupt in place of run ``number``, counted from 0, of the first stage on the CPU after another one, or
+    of the experts of that stage."""
     stages: Any = llm.model.stages
-    broken = next(stage for stage in stages[1:] if stage.ops.name == "cpu")
+    at = next(i for i, stage in enumerate(stages) if i and stage.ops.name == "cpu")
     runs = count()
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(run: Callable[..., Any], *arguments: Any) -> Any:
         if next(runs) == number:
             raise KeyboardInterrupt
-        return type(broken).run(broken, *arguments)
+        return run(*arguments)
 
-    monkeypatch.setattr(broken, "run", interrupted)
+    monkeypatch.setattr(stages[at], "run", partial(interrupted, stages[at].run))
+    if llm.model.joint is not None and at in llm.model.joint.experts:
+        experts = llm.model.joint.experts[at]
+        monkeypatch.setattr(experts, "answer", partial(interrupted, experts.answer))
 
 
 def facts(llm: engine.LLM, stored: Callable[[Any, Any], list[bytes]] = stored) -> Iterator[bytes]:
@@ -174,6 +178,10 @@ class Device:
     def __init__(self, label: str) -> None:
         self.label = label
 
+    def device_memory(self) -> int | None:
+        """Memory of its own, which a GPU has."""
+        return 1 if self.label != "cpu" else None
+
 
 GPU: Any = Device("cuda:0")
 CPU: Any = Device("cpu")
@@ -191,26 +199,34 @@ def where(column: Sequence[Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "mixers", "networks", "last"),
+    ("options", "mixers", "networks", "last", "cut"),
     [
-        (Division(2), "CCGG", "CCGG", "G"),
-        (Division(0), "CCCC", "CCCC", "C"),
-        (Division(99), "GGGG", "GGGG", "G"),
-        (Division(n_cpu_moe=3), "GGGG", "CCCG", "G"),
-        (Division(3, 2), "CGGG", "CCGG", "G"),
-        (Division(overrides=parse_overrides("ffn_.*_exps=CPU")), "GGGG", "CCCC", "G"),
-        (Division(overrides=parse_overrides(r"blk\.[12]\.ffn=cpu,^output=CPU")), "GGGG", "GCCG", "C"),
-        (Division(overrides=parse_overrides(r"blk\.0\.=CUDA0,blk=cpu")), "GCCC", "GCCC", "G"),
+        (Division(2), "CCGG", "CCGG", "G", []),
+        (Division(0), "CCCC", "CCCC", "C", []),
+        (Division(99), "GGGG", "GGGG", "G", []),
+        (Division(n_cpu_moe=3), "GGGG", "CCCG", "G", [0, 1, 2]),
+        (Division(3, 2), "CGGG", "CCGG", "G", [1]),
+        (Division(overrides=parse_overrides("ffn_.*_exps=CPU")), "GGGG", "CCCC", "G", [0, 1, 2, 3]),
+        (Division(overrides=parse_overrides(r"blk\.[12]\.ffn=cpu,^output=CPU")), "GGGG", "GCCG", "C", [1, 2]),
+        (Division(overrides=parse_overrides(r"blk\.0\.=CUDA0,blk=cpu")), "GCCC", "GCCC", "G", []),
     ],
 )
-def test_placements(options: Division, mixers: str, networks: str, last: str, folder: Path) -> None:
+def test_placements(options: Division, mixers: str, networks: str, last: str, cut: list[int], folder: Path) -> None:
+    """cut: the layers whose mixtures have their experts on the CPU and the rest on both devices."""
     config, gguf = config_of("hybrid mixture", folder)
     placement = options.placement(config, gguf, GPU, CPU)
     assert (where(placement.mixers), where(placement.networks), where([placement.last])) == (mixers, networks, last)
     assert placement.first is CPU
     held = weight_bytes(config, gguf, placement)
     tied = "output.weight" not in gguf.tensors
-    assert held[GPU] + held[CPU] == gguf.n_bytes + tied * (last == "G") * gguf.tensors["token_embd.weight"].nbytes
+    twice = tied * (last == "G") * gguf.tensors["token_embd.weight"].nbytes
+    assert [part.layer for part in placement.routed(config)] == cut
+    names = [f"blk.{il}.{name}" for il in cut for name in ("ffn_gate_inp", "ffn_up_shexp", "post_attention_norm")]
+    assert all(f"{name}.weight" in gguf.tensors for name in names)
+    for name, tensor in gguf.tensors.items():
+        part = part_of(name, config)
+        twice += tensor.nbytes if part and part.network and part.layer in cut and "_exps" not in name else 0
+    assert held[GPU] + held[CPU] == gguf.n_bytes + twice
 
 
 def test_mixers_lie_where_their_keys_lie(folder: Path) -> None:

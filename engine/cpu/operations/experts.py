@@ -6,7 +6,7 @@ from engine.cpu.operations.products import Pairs, ProductOperations
 from engine.cpu.products import experts as mixture
 from engine.cpu.products import router
 from engine.cpu.products.repack import Matrix
-from engine.ops.experts import GATINGS, Experts, Routing, present
+from engine.ops.experts import GATINGS, ChosenExperts, Experts, Routing, present
 
 f32 = np.float32
 
@@ -26,45 +26,78 @@ class ExpertOperations(ProductOperations):
         router_x: np.ndarray | None = None,
         tokens: np.ndarray | None = None,
     ) -> np.ndarray:
-        rows, n_used, n_expert = x.shape[0], experts.n_used, experts.n_expert
         (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
+        ids, weights = self._route(experts, logits, tokens)
+        pairs = self._pairs(ids, experts.n_expert)
+        self._scale(experts, ids, weights)
+        y, shared = self._outputs(experts, x, ids, pairs), _NOTHING
+        if experts.shared is not None:
+            others: list[Matrix] = present(*experts.shared[:2])
+            *gate, up = self.matmul(x, *others)
+            act = self.activate(experts.activation, gate[0] if gate else None, up)
+            (shared,) = self.matmul(act, experts.shared[2])
+        last = logits if experts.shared_gated else _NOTHING
+        return self._join(_NOTHING if residual is None else residual, y, weights, shared, last)
+
+    def choose_experts(
+        self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, tokens: np.ndarray | None = None
+    ) -> ChosenExperts[np.ndarray]:
+        (logits,) = self.matmul(x, experts.router)
+        ids, weights = self._route(experts, logits, tokens)
+        self._scale(experts, ids, weights)
+        return ChosenExperts(ids, weights, logits)
+
+    def sum_experts(
+        self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        y = self._outputs(experts, x, ids, self._pairs(ids, experts.n_expert))
+        return self._join(_NOTHING, y, weights, _NOTHING, _NOTHING)
+
+    def _route(
+        self, experts: Experts[np.ndarray, Matrix], logits: np.ndarray, tokens: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The experts of each row, int32 [rows, n_used], and their weights without ``experts.scales``, float32."""
+        rows, n_used, n_expert = logits.shape[0], experts.n_used, experts.n_expert
         ids, weights = self.empty((rows, n_used), np.int32), self.empty((rows, n_used))
         routing, ns = experts.routing, 1.0 * n_used * n_expert
         if routing == Routing():
             self.do(mixture.route, logits, n_expert, ids, weights, items=rows, ns=ns)
-        else:
-            gating, numbers = GATINGS.index(routing.gating), (f32(routing.floor), f32(routing.weight_scale))
-            biases = tuple(_NO_WEIGHTS if b is None else b for b in (experts.router_bias, experts.selection_bias))
-            given: tuple[object, ...] = logits, n_expert, gating, *biases, routing.normalized, *numbers
-            groups, table = (routing.n_group, routing.n_group_used, routing.group_best), (_NO_TABLE, _NO_IDS)
-            if experts.given is not None:
-                assert tokens is not None, "experts that a table gives need the tokens"
-                table = experts.given, tokens
-            self.do(router.route_by, *given, *groups, *table, ids, weights, items=rows, ns=ns + 10.0 * n_expert)
-        pairs = self._pairs(ids, n_expert)
+            return ids, weights
+        gating, numbers = GATINGS.index(routing.gating), (f32(routing.floor), f32(routing.weight_scale))
+        biases = tuple(_NO_WEIGHTS if b is None else b for b in (experts.router_bias, experts.selection_bias))
+        given: tuple[object, ...] = logits, n_expert, gating, *biases, routing.normalized, *numbers
+        groups, table = (routing.n_group, routing.n_group_used, routing.group_best), (_NO_TABLE, _NO_IDS)
+        if experts.given is not None:
+            assert tokens is not None, "experts that a table gives need the tokens"
+            table = experts.given, tokens
+        self.do(router.route_by, *given, *groups, *table, ids, weights, items=rows, ns=ns + 10.0 * n_expert)
+        return ids, weights
+
+    def _scale(self, experts: Experts[np.ndarray, Matrix], ids: np.ndarray, weights: np.ndarray) -> None:
         if experts.scales is not None:
-            self.do(mixture.scale_weights, ids, experts.scales, weights, items=rows, ns=2.0 * n_used, joined=True)
-        activation = experts.activation
+            ns = 2.0 * experts.n_used
+            self.do(mixture.scale_weights, ids, experts.scales, weights, items=ids.shape[0], ns=ns, joined=True)
+
+    def _outputs(
+        self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray, pairs: Pairs
+    ) -> np.ndarray:
+        """The output of the expert of each pair, float32 [pairs, n_embd]."""
         stacks: list[Matrix] = present(experts.gate, experts.up)
         *gate, up = self._expert_products(x, pairs, *stacks)
         if experts.gate is not None:
             self._finish(gate[0], ids, experts.gate_scale, experts.gate_bias)
         self._finish(up, ids, experts.up_scale, experts.up_bias)
-        act = self.activate(activation, gate[0] if gate else None, up)
+        act = self.activate(experts.activation, gate[0] if gate else None, up)
         (y,) = self._expert_products(act, pairs, experts.down)
         self._finish(y, ids, experts.down_scale, experts.down_bias)
-        shared = _NOTHING
-        if experts.shared is not None:
-            others: list[Matrix] = present(*experts.shared[:2])
-            *gate, up = self.matmul(x, *others)
-            (shared,) = self.matmul(self.activate(activation, gate[0] if gate else None, up), experts.shared[2])
-        out = self.empty(x.shape)
-        last = logits if experts.shared_gated else _NOTHING
-        self.do(
-            *(mixture.join, _NOTHING if residual is None else residual, y, weights, shared, last, out),
-            items=rows,
-            ns=0.2 * (n_used + 2) * x.shape[1],
-        )
+        return y
+
+    def _join(
+        self, residual: np.ndarray, y: np.ndarray, weights: np.ndarray, shared: np.ndarray, last: np.ndarray
+    ) -> np.ndarray:
+        (rows, n_used), n = weights.shape, y.shape[1]
+        out = self.empty((rows, n))
+        self.do(mixture.join, residual, y, weights, shared, last, out, items=rows, ns=0.2 * (n_used + 2) * n)
         return out
 
     def _finish(self, y: np.ndarray, ids: np.ndarray, scales: np.ndarray | None, biases: np.ndarray | None) -> None:

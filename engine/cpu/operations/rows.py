@@ -21,6 +21,11 @@ class RowOperations(SharedOperations):
         self.do(add.add_scaled, *given, items=x.size // n, ns=0.1 * n)
         return z
 
+    def add_gated(self, x: np.ndarray, y: np.ndarray, gates: np.ndarray) -> np.ndarray:
+        z = self.empty(x.shape)
+        self.do(add.add_gated, x, y, gates, z, items=x.shape[0], ns=0.1 * x.shape[1])
+        return z
+
     def _add(self, x: np.ndarray, y: np.ndarray, joined: bool = False) -> np.ndarray:
         z = self.empty(x.shape)
         if y.size == x.size:

@@ -26,7 +26,7 @@ from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain, quantized
 from engine.gguf.quants import CHAINS
-from engine.ops.experts import Experts, present
+from engine.ops.experts import ChosenExperts, Experts, present
 
 Activations: TypeAlias = Int8 | Tensor
 """The input of a product: int8, or float32 for matrices of a float format."""
@@ -118,6 +118,32 @@ class MixtureLaunches:
         )
         ungated = (False,) if experts.shared and not experts.shared_gated else ()
         kernel = join.join(experts.n_used, experts.shared is not None, self._residual is not None, *ungated)
+        recorder.launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, result=out)
+        return out
+
+    def choose(self) -> ChosenExperts[Tensor]:
+        """Record the choice of experts alone."""
+        logits = self._logits()
+        self._route(logits)
+        return ChosenExperts(self._ids, self._weights, logits)
+
+    def sum(self, ids: Tensor, weights: Tensor) -> Tensor:
+        """Record the weighted sum of the outputs of given experts, float32 [rows, n_embd]: ids int32, weights float32 [rows,
+        n_used]."""
+        recorder, experts, down = self._recorder, self._experts, self._experts.down
+        self._ids, self._weights, self._routed, self._joins = ids, weights, True, False
+        stacks, n_rows = present(experts.gate, experts.up), down.rows // experts.n_expert
+        ends = [(experts.gate_scale, experts.gate_bias), (experts.up_scale, experts.up_bias)][-len(stacks) :]
+        *gate, up = self._products(stacks, [], ends, self._activations, False, weights)
+        act = Gated(gate[0] if gate else None, up, experts.activation)
+
+        def activations(unit: int) -> Activations:
+            return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
+
+        (y,) = self._products([down], [], [(experts.down_scale, experts.down_bias)], activations, True, weights)
+        out = recorder.empty((self._rows, n_rows))
+        arguments: tuple[Argument, ...] = (0, y, weights, 0, 0, 0, n_rows, out)
+        kernel = join.join(experts.n_used, False, False)
         recorder.launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, result=out)
         return out
 

@@ -161,6 +161,38 @@ def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
     assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, activation=GEGLU), 1) == names
 
 
+@pytest.mark.parametrize(
+    ("formats", "shared", "rows", "scaled"),
+    [
+        ("Q8_0 Q8_0 Q4_K", "", 1, True),
+        ("Q4_1 Q4_1 Q8_0", "Q4_1 Q4_1 Q8_0", 2, False),
+        ("F16 Q8_0 Q8_0", "Q8_0 Q8_0 Q8_0", 18, True),
+    ],
+)
+def test_a_mixture_in_parts(gpu: backend.Backend, formats: str, shared: str, rows: int, scaled: bool) -> None:
+    """The choice of experts, their sum, and what is added to it: the bits of the mixture as a whole, on both devices."""
+    scales = np.array([0.5, 2.0, -1.0], F) if scaled else None
+    experts = mixture(formats, 3, 2, 32, 256, shared, 64 if shared else 0, scales=scales)
+    x, residual = activations(rows, 32), activations(rows, 32)[::-1].copy()
+
+    def parts(ops: Any, experts: Experts, x: Any, residual: Any) -> Any:
+        choice = ops.choose_experts(experts, x)
+        total = ops.sum_experts(experts, x, choice.ids, choice.weights)
+        if experts.shared is not None:
+            gate, up = ops.matmul(x, *experts.shared[:2])
+            (y,) = ops.matmul(ops.activate(experts.activation, gate, up), experts.shared[2])
+            total = ops.add_gated(total, y, choice.logits)
+        return ops.add(residual, total)
+
+    whole = cpu.experts(experts, residual, x)
+    same(parts(cpu, experts, x, residual), whole)
+    given, a, r = on_device(gpu, experts), gpu.upload(x), gpu.upload(residual)
+    plan = gpu.record(lambda: parts(gpu, given, a, r))
+    gpu.start(plan)
+    assert plan.result is not None
+    same(gpu.download(plan.result), whole)
+
+
 def test_a_row_does_not_depend_on_others() -> None:
     experts = mixture("Q8_0 Q8_0 Q8_0", 4, 2, 64, 32, "Q8_0 Q8_0 Q8_0")
     x, residual = activations(5, 64), activations(5, 64)[::-1].copy()

@@ -70,6 +70,8 @@ def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, A
     assert facts(llm) == facts(cpu)
     # Passes of few rows are one recording.
     assert llm.model.joint is not None and llm.model.joint.seconds > 0
+    # All mixtures on the CPU but the last of these are cut.
+    assert len(llm.model.joint.heads) == (2 if "n_cpu_moe" in options else 0)
     assert not any(stage.seconds for stage in llm.model.stages if stage.ops.name == "cuda")
 
 
