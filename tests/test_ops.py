@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
     | {"rope"}
-    | {"compute", "do", "empty", "flush", "record", "run_program"},
+    | {"compute", "do", "empty", "flush", "give", "record", "run_program", "take"},
     "cuda": {"capture", "occupy", "plan", "record", "start"},
 }
 """Public methods that only one backend has."""

@@ -35,6 +35,7 @@ from engine.limits import DECODE_ROWS
 from engine.machine.cores import available_cores
 from engine.machine.memory import available_memory
 from engine.ops.device import DeviceMemory, DeviceOperations
+from engine.ops.exchange import Host
 from engine.ops.executor import Forward
 from engine.ops.memory import Progress
 from engine.ops.model import AnyModel, Recordable
@@ -225,6 +226,9 @@ class Backend(
 
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
+
+    def host_side(self) -> Host:
+        return self
 
     def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> None:
         """None: the host computes the passes itself."""

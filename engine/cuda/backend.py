@@ -178,6 +178,9 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         """Pinned memory.  Raises DeviceError if the system cannot provide it."""
         return self.device.pinned(shape, dtype, "buffers for a divided model", zeroed=False)[0]
 
+    def host_side(self) -> None:
+        """None: it is a device."""
+
     def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> PinnedExchange:
         return PinnedExchange(self.recorder, borders, rows, width, n_used)
 

@@ -12,9 +12,8 @@ Who owns what: one block copies everything.  In ``receive`` thread 0 reads the f
 Reduction order: none.
 Bytes moved: 4 n + 8 n_pairs over the bus, and the flag as often as it is read.
 
-A flag is 0 when a pass begins.  The host sets it to ``GIVEN``, or to ``ABANDONED`` after an error; the device sets it to
-``GIVEN``, or to ``EXPIRED`` when it has waited for too long.  In the last two cases the pass continues with wrong numbers,
-which the host does not use.
+``engine/cpu/runtime/flags.py`` has the values of flags.  After an error the pass continues with wrong numbers, which the host
+does not use.
 """
 
 import contextlib
@@ -27,6 +26,7 @@ from numba import cuda
 
 from engine.compile.jobs import Job
 from engine.cpu.runtime import flags
+from engine.cpu.runtime.flags import ABANDONED, EXPIRED, GIVEN
 from engine.cuda.intrinsics import announce, awaited, fresh4, let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import I32P, U32P, i32, kernel
 from engine.cuda.runtime.jobs import gpu_job
@@ -34,20 +34,15 @@ from engine.cuda.runtime.kinds import KernelCode
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Tensor
 from engine.errors import DeviceError
+from engine.ops.exchange import Host
 
 I = np.int32  # noqa: E741
 
 THREADS = 512
 """Threads of the block that copies."""
 
-GIVEN, ABANDONED, EXPIRED = 1, 2, 3
-"""The values of a flag that is set."""
-
 POLLS = 1 << 29
 """The number of times that the device reads a flag before it gives up.  Each takes about a microsecond."""
-
-BUDGET = 20_000
-"""The number of times that the host reads a flag before it looks for errors and signals: about 0.3 ms."""
 
 WORDS = 8
 """Words of a cache line, int64: flags of different borders are in different lines."""
@@ -148,6 +143,8 @@ class PinnedExchange:
         self.rows = words[: rows * width].reshape(rows, width)
         self._chosen, self._chosen_address = self._device.pinned((max(1, 2 * rows * n_used),), np.int32)
         self._flags, self._flags_address = self._device.pinned((borders * WORDS,), np.int64)
+        #: Where the flags that the device sets are.
+        self._sent: list[int] = []
 
     def chosen(self, rows: int, n_used: int) -> tuple[np.ndarray, np.ndarray]:
         pairs = rows * n_used
@@ -158,6 +155,8 @@ class PinnedExchange:
         ids, weights, pairs = (0, 0, 0) if chosen is None else (*chosen, chosen[0].size)
         arguments = x, x.size, ids, weights, pairs, self._address, self._chosen_address, self._flag(border)
         self._recorder.launch(send(THREADS), (1,), THREADS, arguments)
+        if border * WORDS not in self._sent:
+            self._sent.append(border * WORDS)
 
     def receive(self, border: int, x: Tensor) -> None:
         arguments = self._address, -(-x.size // 4) * 4, x, self._flag(border), POLLS
@@ -181,14 +180,16 @@ class PinnedExchange:
         if EXPIRED in self._flags:
             raise self._expired()
 
-    def take(self, border: int) -> None:
-        while not flags.wait(self._flags, border * WORDS, BUDGET):
-            if self._device.is_idle() and not self._flags[border * WORDS]:
-                raise DeviceError(f'{self._device.name} has ended a pass early; run again, or use device="cpu".')
+    def take(self, host: Host, border: int) -> None:
+        host.take(self._flags, border * WORDS, self.check)
 
-    def give(self, border: int) -> None:
-        if not flags.put_if_clear(self._flags, border * WORDS, GIVEN):
-            raise self._expired()
+    def give(self, host: Host, border: int, x: np.ndarray, rows: int) -> None:
+        host.give(x, self.rows[:rows], self._flags, border * WORDS)
+
+    def check(self) -> None:
+        """Raise DeviceError if the device has ended its pass and has not sent everything."""
+        if self._device.is_idle() and not self._flags[self._sent].all():
+            raise DeviceError(f'{self._device.name} has ended a pass early; run again, or use device="cpu".')
 
     def _expired(self) -> DeviceError:
         return DeviceError(

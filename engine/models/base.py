@@ -26,10 +26,11 @@ from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
 from engine.models.placement import LayerPart, Placement
-from engine.models.routed import ExpertsStage, MixtureHead
+from engine.models.routed import MixtureHead
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
 from engine.models.streaming import Streaming, streaming
 from engine.ops.executor import SplitPass
+from engine.ops.experts import Experts
 from engine.ops.operations import Ops
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
@@ -151,14 +152,15 @@ class Model(Loader):
         if exchange is None:
             return None
         heads: dict[int, MixtureHead] = {}
-        experts: dict[int, ExpertsStage] = {}
+        experts: dict[int, Experts[Array, Matrix]] = {}
         for i, stage in enumerate(self.stages):
             if stage.parts and stage.parts[0] in routed:
                 (part,) = stage.parts
                 layer = self.layers[part.layer]
                 heads[i] = MixtureHead(layer, self.loader(gpu), part.layer)
-                experts[i] = ExpertsStage(self, inputs[stage.ops], stage, layer, exchange)
-        return JointStage(self, inputs[gpu], self.stages, exchange, heads, experts)
+                experts[i] = layer.network.experts
+        host = next(stage.ops for stage in self.stages if stage.ops is not gpu)
+        return JointStage(self, inputs[gpu], inputs[host], self.stages, exchange, heads, experts)
 
     def layer(self, ops: Ops, il: int, network: bool) -> Any:
         """Layer ``il`` with a mixer, or a network, whose weights are in memory that ``ops`` reads."""
@@ -448,6 +450,8 @@ class Model(Loader):
         joint = () if self.joint is None else (self.joint,)
         for stage in (*self.stages, *joint, *(self.streaming.stages if self.streaming is not None else ())):
             found[stage.ops.label] = found.get(stage.ops.label, 0.0) + stage.seconds
+        if self.joint is not None:
+            found[self.joint.host.ops.label] += self.joint.host_seconds
         return found
 
     def expect_drafts(self) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike
 from engine.arrays import A, M_co, Matrix
 from engine.cache.pages import PagedMemory
 from engine.compile.jobs import Job
-from engine.ops.exchange import Exchange
+from engine.ops.exchange import Exchange, Host
 from engine.ops.weight import Weight
 
 Progress = Callable[[str, int, int], None]
@@ -82,6 +82,9 @@ class MemoryOperations(Protocol[A, M_co]):
 
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An uninitialized array in host memory whose copies to and from the device are fast."""
+
+    def host_side(self) -> Host | None:
+        """How recorded passes of this backend exchange rows with those of a device; None if it is a device itself."""
 
     def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> Exchange[A] | None:
         """A number of borders at which recorded passes of this device exchange up to ``rows`` rows, float32 [rows, width],

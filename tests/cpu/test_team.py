@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from numba import njit
 
 import engine
-from engine.cpu.runtime import walk
+from engine.cpu.backend import Backend
+from engine.cpu.runtime import flags, walk
 from engine.cpu.runtime.atomics import load, pause, store
+from engine.cpu.runtime.flags import flag_jobs
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.team import Team, team, team_jobs
 from engine.errors import DeviceError
@@ -206,6 +209,83 @@ def test_a_failing_kernel_ends_the_pass_and_leaves_the_team_usable() -> None:
         assert not after.any()
     team().run(program((count, after, 50)), 3)
     assert (after == 1).all()
+
+
+def exchanging(words: np.ndarray, rows: np.ndarray, gates: int, check: Callable[[], None] = lambda: None) -> Any:
+    """A backend and, as its ``made``, a pass that waits for words[0], adds 1 to ``rows`` and sets words[1], and so on."""
+    host: Any = Backend(1)
+
+    def forward() -> None:
+        one = np.ones_like(rows)
+        for i in range(0, 2 * gates, 2):
+            host.take(words, i, check)
+            host.give(host.add(rows, one), rows, words, i + 1)
+
+    host.made = host.record(forward)
+    host.made.finish()
+    return host
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_pass_waits_at_gates(threads: int) -> None:
+    """For another thread, here, which waits for the pass in turn."""
+    gates = 40
+    words, rows = np.zeros(2 * gates, np.int64), np.zeros((3, 8), np.float32)
+    made = exchanging(words, rows, gates).made
+
+    def device() -> None:
+        for i in range(0, 2 * gates, 2):
+            if i == 10:
+                time.sleep(0.05)
+            rows[:] *= 2
+            flags.put(words, i, 1)
+            while not words[i + 1]:
+                time.sleep(0)
+
+    for job in (*team_jobs(), *flag_jobs()):
+        job.compile()
+    for _ in range(3):
+        words[:], rows[:] = 0, 0.5
+        other = threading.Thread(target=device)
+        other.start()
+        team().run(made, threads)
+        other.join(10)
+        expected = 0.5
+        for _ in range(gates):
+            expected = float(np.float32(2 * expected + 1))
+        assert (rows == expected).all()
+        assert made.waited_ns > 30e6
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_gate_that_stays_closed(threads: int) -> None:
+    """The pass ends when a check of it fails, with nothing computed behind the gate, and the team is usable."""
+    words, rows, checks = np.zeros(4, np.int64), np.zeros((3, 8), np.float32), []
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise DeviceError("it will not open")
+
+    made = exchanging(words, rows, 2, check).made
+    words[0] = 1
+    with pytest.raises(DeviceError, match="it will not open"):
+        team().run(made, threads)
+    assert words.tolist() == [1, 1, 0, 0] and (rows == 1).all() and len(checks) == 3
+    words[:] = 1
+    team().run(made, threads)
+    assert (rows == 3).all()
+
+
+def test_a_gate_behind_a_kernel_that_fails() -> None:
+    words, x = np.zeros(1, np.int64), np.zeros(50, np.int64)
+    made = Program()
+    made.add(fails, (x, 17), 50, 6000.0)
+    made.add_gate(words, 0, lambda: None)
+    made.finish()
+    for threads in (1, 3):
+        with pytest.raises(DeviceError, match="failed"):
+            team().run(made, threads)
 
 
 def test_passes_of_two_threads_take_turns() -> None:

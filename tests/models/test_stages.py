@@ -17,6 +17,7 @@ import engine
 from engine import loading
 from engine.cli.placements import describe
 from engine.cpu.backend import Backend
+from engine.cpu.runtime import team
 from engine.errors import UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
@@ -56,10 +57,9 @@ def cut(monkeypatch: pytest.MonkeyPatch, mixers: list[int], networks: list[int],
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, llm: engine.LLM, number: int) -> None:
-    """Raise KeyboardInterrupt in place of run ``number``, counted from 0, of the first stage on the CPU after another one, or
-    of the experts of that stage."""
+    """Raise KeyboardInterrupt in place of run ``number``, counted from 0, of the first stage on the CPU after another one; if
+    the stages are one recording, at check ``number`` of its pass on the CPU for signals, in which it is between two tiles."""
     stages: Any = llm.model.stages
-    at = next(i for i, stage in enumerate(stages) if i and stage.ops.name == "cpu")
     runs = count()
 
     def interrupted(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -67,10 +67,12 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, llm: engine.LLM, number: int) -> 
             raise KeyboardInterrupt
         return run(*arguments)
 
-    monkeypatch.setattr(stages[at], "run", partial(interrupted, stages[at].run))
-    if llm.model.joint is not None and at in llm.model.joint.experts:
-        experts = llm.model.joint.experts[at]
-        monkeypatch.setattr(experts, "answer", partial(interrupted, experts.answer))
+    broken = next(stage for stage in stages[1:] if stage.ops.name == "cpu")
+    monkeypatch.setattr(broken, "run", partial(interrupted, broken.run))
+    if llm.model.joint is not None:
+        monkeypatch.setattr(team, "BUDGET", 1)
+        exchange: Any = llm.model.joint.exchange
+        monkeypatch.setattr(exchange, "check", partial(interrupted, exchange.check))
 
 
 def facts(llm: engine.LLM, stored: Callable[[Any, Any], list[bytes]] = stored) -> Iterator[bytes]:

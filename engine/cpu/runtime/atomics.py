@@ -143,6 +143,28 @@ def wake(typingctx, a, i):
     return types.void(a, types.int64), codegen
 
 
+_MONOTONIC = 6 if sys.platform == "darwin" else 1
+_NS_PER_COUNT = 100
+"""Nanoseconds per count of Windows' performance counter."""
+
+
+@intrinsic
+def nanoseconds(typingctx):
+    """The time since some moment in the past, in nanoseconds."""
+
+    def codegen(context, builder, sig, args):
+        place = cgutils.alloca_once(builder, ir.ArrayType(_I64, 2))
+        first = builder.bitcast(place, _I64.as_pointer())
+        if sys.platform == "win32":
+            _system_call(builder, "QueryPerformanceCounter", [first], _I32)
+            return builder.mul(builder.load(first), ir.Constant(_I64, _NS_PER_COUNT))
+        _system_call(builder, "clock_gettime", [ir.Constant(_I32, _MONOTONIC), first], _I32)
+        seconds = builder.mul(builder.load(first), ir.Constant(_I64, 10**9))
+        return builder.add(seconds, builder.load(builder.gep(first, [ir.Constant(_I64, 1)])))
+
+    return types.int64(), codegen
+
+
 # --- calls by address ------------------------------------------------------------------------------------------
 
 
@@ -154,6 +176,16 @@ def fetch(typingctx, address, i):
         return builder.load(builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]]))
 
     return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_at(typingctx, address):
+    """Atomic load of the int64 at an address, as in ``load``."""
+
+    def codegen(context, builder, sig, args):
+        return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
 
 
 @intrinsic

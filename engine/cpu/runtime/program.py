@@ -5,14 +5,14 @@ times.  Its inputs and results are in fixed memory.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.cpu.runtime.entry import Entry, entry_of, words
 from engine.cpu.runtime.pool import Allocation, owner
-from engine.cpu.runtime.walk import ENDS, WORDS
+from engine.cpu.runtime.walk import ENDS, GATE, WORDS
 
 TILE_NS = 6000.0
 """The intended time of a tile on one thread, in nanoseconds: long compared with claiming it, which takes about 100 ns, and
@@ -27,9 +27,10 @@ LEAST_NS = 2000.0
 
 
 class Operation(NamedTuple):
-    """A kernel, the index of its arguments in the words of the program, its number of items, and the items per tile."""
+    """A kernel, the index of its arguments in the words of the program, its number of items, and the items per tile; or a
+    gate, which has no kernel, and the address of its word in place of that index."""
 
-    entry: Entry
+    entry: Entry | None
     at: int
     items: int
     grain: int
@@ -37,7 +38,12 @@ class Operation(NamedTuple):
 
 
 class Program:
-    """The operations of a pass."""
+    """The operations of a pass.
+
+    check: called now and then while the pass waits at a gate, None if it has none; it raises an error if the word will not
+    be set.
+    waited_ns: how long the last pass has waited at gates, in nanoseconds.
+    """
 
     def __init__(self, n_threads: int = 1) -> None:
         """n_threads: the number of threads that it is divided for."""
@@ -47,6 +53,8 @@ class Program:
         #: The objects that the words point to, except intermediate results, whose memory belongs to a pool.
         self._kept: dict[int, Any] = {}
         self.result: np.ndarray | None = None
+        self.check: Callable[[], None] | None = None
+        self.waited_ns = 0
 
     def add(
         self, kernel: Any, arguments: Sequence[Any], items: int, ns: float, joined: bool = False, multiple: int = 1
@@ -72,12 +80,18 @@ class Program:
             grain = min(grain, math.ceil(share / multiple) * multiple)
         self.operations.append(Operation(entry_of(kernel, arguments), at, items, grain, joined))
 
+    def add_gate(self, words: np.ndarray, i: int, check: Callable[[], None]) -> None:
+        """Append a gate: the operations after it begin when words[i], int64, is not 0.  check: see :class:`Program`."""
+        self._kept[id(words)] = words
+        self.check = check
+        self.operations.append(Operation(None, words.ctypes.data + 8 * i, 1, 1, False))
+
     def __len__(self) -> int:
         return len(self.operations)
 
     def entries(self) -> list[Entry]:
         """The distinct entries of its kernels."""
-        return list(dict.fromkeys(operation.entry for operation in self.operations))
+        return list(dict.fromkeys(operation.entry for operation in self.operations if operation.entry is not None))
 
     def finish(self) -> None:
         """Compile or load the kernels and build the tables for the threads.  To be called before the program is run."""
@@ -93,7 +107,9 @@ class Program:
             ends = k == n - 1 or not self.operations[k + 1].joined
             last = k if ends else last
             tiles = -(-operation.items // operation.grain)
-            record = self._record.ctypes.data + 8 * operation.at
-            self.table[k] = addresses[operation.entry], record, operation.items, operation.grain, tiles, last
-            self.left[k] = tiles | (ENDS if ends else 0)
+            address, record = 0, operation.at
+            if operation.entry is not None:
+                address, record = addresses[operation.entry], self._record.ctypes.data + 8 * operation.at
+            self.table[k] = address, record, operation.items, operation.grain, tiles, last
+            self.left[k] = tiles | (ENDS if ends else 0) | (GATE if operation.entry is None else 0)
             self.undone[last] += tiles

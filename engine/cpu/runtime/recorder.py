@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from engine.cpu.runtime import flags
 from engine.cpu.runtime.pool import Pool
 from engine.cpu.runtime.program import TILE_NS, Program
 from engine.cpu.runtime.team import team
@@ -18,6 +19,8 @@ class Recorder:
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
+        #: Seconds that the last pass has waited for a device.
+        self.waited_seconds = 0.0
         self._pool = Pool()
         self._program: Program | None = None
 
@@ -38,6 +41,18 @@ class Recorder:
                 self._pool.begin_stage()
             self._program.add(kernel, arguments, items, ns, joined, multiple)
 
+    def take(self, words: np.ndarray, i: int, check: Callable[[], None]) -> None:
+        """Record that a pass waits until a device has set words[i], int64.  check: called while it waits for long; it raises
+        an error if the device will not do so."""
+        assert self._program is not None, "only recorded passes wait for a device"
+        self._pool.begin_stage()
+        self._program.add_gate(words, i, check)
+
+    def give(self, x: np.ndarray, rows: np.ndarray, words: np.ndarray, i: int) -> None:
+        """Record that x, float32 [m, width], is copied to ``rows`` [n >= m, width], whose further rows become copies of the
+        last one, and that words[i], int64, is then set for a device."""
+        self.do(flags.give, x, rows, words, i, items=1, ns=TILE_NS)
+
     def record(self, body: Callable[[], np.ndarray | None]) -> Program:
         """A program of the operations that ``body`` calls, with its result."""
         self._program = Program(self.n_threads)
@@ -52,6 +67,7 @@ class Recorder:
     def run_program(self, program: Program) -> None:
         """Execute a program, after ``Program.finish``."""
         team().run(program, self.n_threads)
+        self.waited_seconds = program.waited_ns / 1e9
 
     def compute(self, kernel: Any, *arguments: Any, items: int) -> None:
         """Compute items [0, items) of a kernel at once with all threads; an item takes at least a few microseconds."""

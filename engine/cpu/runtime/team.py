@@ -55,11 +55,15 @@ class Team:
             number = self._order << 32 | n_threads << walk.OPERATION_BITS | n
             shared, table = (self._words, self._left, self._undone, number), program.table.ctypes.data
             self._open = number, program
+            self._words[walk.WAITED] = 0
             try:
                 walk.begin(*shared, table, program.left, program.undone, self._woken[:n_threads])
                 self._wake()
                 while k < n:
                     k = walk.walk(*shared, k, BUDGET, self._timeout)
+                    if k < n and program.check is not None:
+                        program.check()
+                program.waited_ns = int(self._words[walk.WAITED])
             finally:
                 if k == n:
                     self._open = None

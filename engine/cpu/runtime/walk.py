@@ -7,6 +7,9 @@ time.  Operations form stages: a stage begins when all tiles of the previous sta
         while an unclaimed tile of k is left:  claim it; compute it; count it as done
         if a stage ends with k:                wait until all tiles of the stage are done
 
+An operation may be a *gate*: it is done when a word that another device sets is not 0.  The thread that has claimed its only
+tile checks the word for a short time and then gives the tile back, so that no thread stays in compiled code for long.
+
 No thread waits for a thread that the system has not scheduled, because such a thread has claimed no tile.  When it is
 scheduled later, it finds no tiles and returns.  This may happen while the team runs a later pass, or after the memory of the
 first pass has been freed.  Every word that a thread reads before it has claimed a tile therefore belongs to the team and
@@ -18,38 +21,53 @@ Words shared by the threads (int64):
 - ``words[PASS]``: the number of the pass (31 bits), the number of its threads (12 bits), and the number of its operations
   (20 bits); ``words[TABLE]``: the address of the pass's table (``engine/cpu/runtime/program.py``); ``words[FAILED]``: the
   number of the last pass in which a kernel failed; ``words[SLEEPERS]``: the number of threads that sleep in a pass;
+  ``words[DRAINED]``: the number of the last pass that was ended early; ``words[WAITED]``: nanoseconds of waiting at gates;
   ``words[PARKED + 8 i]``: whether thread i is parked, that is, waits for its next pass outside of compiled code.
-- ``left[k]``: the number of the pass (upper 32 bits), whether operation k is the last one of a stage (``ENDS``), and the
-  number of its tiles that are not claimed.
+- ``left[k]``: the number of the pass (upper 32 bits), whether operation k is the last one of a stage (``ENDS``) and whether
+  it is a gate (``GATE``), and the number of its tiles that are not claimed.
 - ``undone[k]``, for the last operation of a stage: the number of the pass (upper 32 bits), and the number of tiles of the
   stage that are not done.
 """
 
 from numba import njit
 
-from engine.cpu.runtime.atomics import add, call, fetch, load, pause, sleep_while, store, swap_if, wake, yield_core
+from engine.cpu.runtime.atomics import (
+    add,
+    call,
+    fetch,
+    load,
+    load_at,
+    nanoseconds,
+    pause,
+    sleep_while,
+    store,
+    swap_if,
+    wake,
+    yield_core,
+)
 
-PASS, TABLE, FAILED, SLEEPERS, PARKED = 0, 8, 16, 24, 32  # a cache line each
+PASS, TABLE, FAILED, SLEEPERS, DRAINED, WAITED, PARKED = 0, 8, 16, 24, 32, 40, 48  # a cache line each
 THREAD_BITS, OPERATION_BITS = 12, 20
 MOST_OPERATIONS = (1 << OPERATION_BITS) - 1
 MOST_THREADS = (1 << THREAD_BITS) - 1
 
-ENDS = 1 << 31
-TILES = ENDS - 1
+ENDS, GATE = 1 << 31, 1 << 30
+TILES = GATE - 1
 COUNT = (1 << 32) - 1
 
 FUNCTION, RECORD, ITEMS, GRAIN, N_TILES, LAST = range(6)
 """The words of an operation in a pass's table: the address of its entry, the address of its arguments, the number of items,
-the number of items per tile, the number of tiles, and the index of the last operation of its stage."""
+the number of items per tile, the number of tiles, and the index of the last operation of its stage.  A gate has no entry, and
+the address of its word in place of that of arguments."""
 WORDS = 6
 
 SPINS = 400
 """The number of times that a waiting thread checks for a change before it yields its core: about 10 us."""
 YIELDS = 20
-"""The number of times that it then yields its core before it sleeps."""
+"""The number of times that it then yields its core before it sleeps, unless it waits at a gate."""
 LINGERS = 4000
-"""The number of times that a thread without a pass checks for one before it parks.  The pass of the next token usually
-begins before."""
+"""The number of times that a thread without a pass checks for one before it parks, and a thread at a gate before it sleeps.
+The pass of the next token usually begins before, and the device usually answers."""
 
 
 @njit(cache=True)
@@ -77,10 +95,14 @@ def walk(words, left, undone, number, k, budget, timeout):
             return n
         if now & TILES:
             if swap_if(left, k, now, now - 1):
-                compute(words, left, undone, number, k, now & TILES)
-                budget -= 1
+                if now & GATE:
+                    budget -= pass_gate(words, left, undone, number, k)
+                else:
+                    compute(words, left, undone, number, k, now & TILES)
+                    budget -= 1
         elif now & ENDS:
-            budget -= wait(words, undone, k, order, timeout)
+            # A device takes longer than the last tile of a stage, and to wake from sleep takes longer than either.
+            budget -= wait(words, undone, k, order, timeout, LINGERS if now & GATE else YIELDS)
             still = load(undone, k)
             if still >> 32 != order:
                 return n
@@ -105,6 +127,25 @@ def compute(words, left, undone, number, k, unclaimed):
     finish(words, undone, fetch(at, LAST), 1)
 
 
+@njit
+def pass_gate(words, left, undone, number, k):
+    """Check the word of the claimed gate k until it is not 0 or the pass is drained, or for a short time, after which the
+    gate is given back.  Returns the cost as a number of tiles."""
+    at = load(words, TABLE) + 8 * WORDS * k
+    word, begun, is_open = fetch(at, RECORD), nanoseconds(), False
+    for _ in range(SPINS):
+        is_open = load_at(word) != 0 or load(words, DRAINED) == number >> 32
+        if is_open:
+            break
+        pause()
+    add(words, WAITED, nanoseconds() - begun)
+    if is_open:
+        finish(words, undone, fetch(at, LAST), 1)
+        return 1
+    add(left, k, 1)
+    return 8
+
+
 @njit(inline="always")
 def finish(words, undone, k, tiles):
     """Mark a number of tiles as done, in the stage whose last operation is k."""
@@ -114,15 +155,15 @@ def finish(words, undone, k, tiles):
 
 
 @njit
-def wait(words, undone, k, order, timeout):
+def wait(words, undone, k, order, timeout, yields):
     """Wait for the end of the stage whose last operation is k, at most for ``timeout`` (``sleep_while``).  Returns the cost
-    of the wait as a number of tiles."""
+    of the wait as a number of tiles.  yields: the number of times that the thread yields its core before it sleeps."""
     for _ in range(SPINS):
         still = load(undone, k)
         if still >> 32 != order or still & COUNT == 0:
             return 0
         pause()
-    for _ in range(YIELDS):
+    for _ in range(yields):
         yield_core()
         still = load(undone, k)
         if still >> 32 != order or still & COUNT == 0:
@@ -139,6 +180,7 @@ def wait(words, undone, k, order, timeout):
 def take_all(words, left, undone, number):
     """Claim all remaining tiles and mark them as done without computing them, so that the pass ends soon."""
     order = number >> 32
+    store(words, DRAINED, order)
     # In reverse order, so that a stage is not complete, and the next one not entered, before its own tiles are claimed.
     for k in range((number & MOST_OPERATIONS) - 1, -1, -1):
         while True:
@@ -156,7 +198,9 @@ def drain(words, left, undone, number, timeout):
     take_all(words, left, undone, number)
     for k in range(number & MOST_OPERATIONS):
         while load(undone, k) >> 32 == number >> 32 and load(undone, k) & COUNT != 0:
-            wait(words, undone, k, number >> 32, timeout)
+            wait(words, undone, k, number >> 32, timeout, YIELDS)
+            # A gate may have been given back since.
+            take_all(words, left, undone, number)
 
 
 @njit(cache=True, nogil=True)

@@ -196,9 +196,8 @@ def test_parity_finds_rows_that_arrive_wrong(
 ) -> None:
     path, give = make_model(tmp_path / "gemma.gguf", SHAPES["gemma3"], "Q8_0"), PinnedExchange.give
 
-    def damaged(self: PinnedExchange, border: int) -> None:
-        self.rows[:, 3] *= 2
-        give(self, border)
+    def damaged(self: PinnedExchange, host: Any, border: int, x: np.ndarray, rows: int) -> None:
+        give(self, host, border, host.scale(x, 2.0), rows)
 
     monkeypatch.setattr(PinnedExchange, "give", damaged)
     assert parity.main([str(path), "-ngl", "1", "-p", "3", "-n", "2", "-t", "1", "-ct", "f32"]) == 1
