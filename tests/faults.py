@@ -959,6 +959,24 @@ FAULTS = (
         "Ctrl-C during an answer of a divided model hangs",
         ("tests/cuda/simulated/test_exchange.py::test_a_pass_that_is_given_up",),
     ),
+    Fault(
+        "experts of a padded pass",
+        "stages",
+        "engine/models/joint.py",
+        "exchange.chosen(padded, experts.n_used)",
+        "exchange.chosen(batch.rows, experts.n_used)",
+        "steps of three sequences use wrong weights of experts if these are on the CPU",
+        ("tests/cuda/simulated/test_stages.py::test_a_divided_model_has_the_bits_of_the_cpu",),
+    ),
+    Fault(
+        "the gate of a shared network",
+        "stages",
+        "engine/models/routed.py",
+        "ops.add_gated(total, shared, logits) if self._experts.shared_gated else",
+        "ops.add_gated(total, shared, logits) if not self._experts.shared_gated else",
+        "a mixture that is cut adds the output of its shared network with another factor",
+        ("tests/cuda/simulated/test_stages.py::test_a_divided_model_has_the_bits_of_the_cpu",),
+    ),
     # --- quantized caches ----------------------------------------------------------------------------------------
     Fault(
         "a sign in the rotation, CPU",
@@ -996,6 +1014,15 @@ FAULTS = (
         "        now = load(left, k)\n",
         "a thread that is late computes tiles of another pass as if they belonged to its own",
         ("tests/cpu/test_team.py::test_a_late_thread_claims_nothing",),
+    ),
+    Fault(
+        "a gate that does not wait",
+        "threads",
+        "engine/cpu/runtime/walk.py",
+        "load_at(word) != 0",
+        "load_at(word) >= 0",
+        "a pass of the CPU reads rows that the GPU has not written yet",
+        ("tests/cpu/test_team.py::test_a_pass_waits_at_gates",),
     ),
     Fault(
         "operations that are not independent",
