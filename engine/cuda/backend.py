@@ -26,6 +26,7 @@ from engine.cuda import (
     bandwidth,
     delta_net,
     embed,
+    glu,
     mtp,
     per_layer,
     rms_norm,
@@ -657,6 +658,12 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
 
     def activate(self, activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor | Deferred:
         return Gated(gate, up, activation)
+
+    def gate_heads(self, x: Tensor, gates: Tensor) -> Tensor:
+        out = self.recorder.empty(x.shape)
+        arguments = x, gates, x.size, x.size // gates.size, out
+        self.recorder.launch(glu.gate_heads(), (-(-x.size // 256),), 256, arguments, result=out)
+        return out
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         self.recorder.launch(softcap.softcap(), (-(-x.size // 256),), 256, (x, cap, x.size), result=x)

@@ -1,9 +1,9 @@
-"""Activations of feed-forward networks with a float32 result; ``engine/cuda/products/quantize.py`` has those with an int8
-result.
+"""Activations of feed-forward networks with a float32 result, and gates on heads of attention; for activations with an int8
+result see ``engine/cuda/products/quantize.py``.
 
 Formula: y[i] = f(gate[i], up[i], a, b, c, d), f one of ``ACTIVATIONS`` of ``engine/numerics.py``, which may ignore the gate
-    and parameters.
-Shapes: gate, up, y float32 [n], without a gate up twice; a, b, c, d float32.
+    and parameters; for heads of d elements x[i] * sigmoid(gates[i // d]).
+Shapes: gate, up, y float32 [n], without a gate up twice; a, b, c, d float32; x float32 [n], gates float32 [n / d].
 Who owns what: a thread owns one element; grid ceil(n / 256), blocks of 256.
 Reduction order: none.
 Bytes moved: 12 n; 8 n without a gate.
@@ -11,7 +11,7 @@ Bytes moved: 12 n; 8 n without a gate.
 
 from numba import cuda
 
-from engine.cuda.intrinsics import ACTIVATIONS, let_next_begin, wait_for_inputs
+from engine.cuda.intrinsics import ACTIVATIONS, let_next_begin, sigmoid, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, f32, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
@@ -30,3 +30,18 @@ def activate(kind: str) -> KernelCode:
             y[i] = of(gate[i], up[i], a, b, c, d)
 
     return activate
+
+
+@kernel(F32P, F32P, i32, i32, F32P, threads=256)
+def gate_heads() -> KernelCode:
+    """y = x * sigmoid(gate of the head), heads of d elements."""
+
+    @cuda.jit
+    def gate_heads(x, gates, n, d, y):
+        let_next_begin()
+        i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
+        wait_for_inputs()
+        if i < n:
+            y[i] = x[i] * sigmoid(gates[i // d])
+
+    return gate_heads

@@ -24,12 +24,14 @@ class Attention(Mixer):
     heads: the parameters of attention.
     row_norms: the weights of the norms of whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or empty.
     table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
+    gate: the linear layer that computes a gate for each head; None: there are no such gates.
     """
 
     inputs: list[Linear]
     heads: Heads[Array]
     row_norms: list[Array]
     table: Array | None
+    gate: Linear | None = None
 
     def mix(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> Value:
         """Store keys and values in ``memory`` and compute attention for the normalized rows a [rows, n_embd].
@@ -39,7 +41,8 @@ class Attention(Mixer):
         q, k, v = products(ops, a, self.inputs, self.heads.biases is None)
         if self.row_norms:
             q, k = self._normalized(ops, q, 0), self._normalized(ops, k, 1)
-        return ops.attention(self.heads, q, k, v, memory, batch, self.table)
+        o = ops.attention(self.heads, q, k, v, memory, batch, self.table)
+        return o if self.gate is None else ops.gate_heads(ops.plain(o), self.gate.apply(ops, a))
 
     def remember(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> None:
         """Store the keys and values of the normalized rows a [rows, n_embd] in ``memory``."""
@@ -54,7 +57,7 @@ class Attention(Mixer):
 
 def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attention:
     """Load the tensors ``attn_q``, ``attn_k``, ``attn_v`` (or ``attn_qkv``) and ``attn_output``, and, depending on the
-    configuration, ``attn_q_norm``, ``attn_k_norm`` and ``attn_sinks``."""
+    configuration, ``attn_q_norm``, ``attn_k_norm``, ``attn_sinks`` and ``attn_gate``."""
     c, n_embd = config, loader.config.n_embd
     rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
     inputs = loader.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", rows, n_embd)
@@ -82,4 +85,5 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
         query_scales=loader.temperature(c.temperature),
     )
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
-    return Attention(output, inputs, heads, list(weights.values()) if by_row else [], loader.table(c.rope))
+    gate = loader.linear(blk + "attn_gate", c.n_head, n_embd) if c.head_gates else None
+    return Attention(output, inputs, heads, list(weights.values()) if by_row else [], loader.table(c.rope), gate)

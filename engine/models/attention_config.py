@@ -20,6 +20,8 @@ class AttentionConfig(MixerConfig):
         separately after its rotation, "rows" for all heads of a row together.
     normed_values: whether heads of values are also normalized, without weights.
     gated: whether the result of each head is multiplied by sigmoid(gates), with the gates computed together with the queries.
+    head_gates: whether the result of each head is multiplied by sigmoid(its gate), with gates that a matrix of their own
+        computes.
     sinks: whether each head has a sink, which is an additional term of its softmax.
     temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
     source: the index of the layer whose keys and values are read; None: the layer has its own.
@@ -35,6 +37,7 @@ class AttentionConfig(MixerConfig):
     norm: str = ""
     normed_values: bool = False
     gated: bool = False
+    head_gates: bool = False
     sinks: bool = False
     temperature: tuple[float, int] | None = None
     source: int | None = None

@@ -87,6 +87,7 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
         up=up,
         down=loader.matrix(blk + "ffn_down_exps.weight", n_embd, e.n_ff, e.n_expert),
         activation=e.activation,
+        shared_activation=e.shared_activation,
         shared_gated=e.shared_gated,
         gating=e.gating,
         normalized=e.normalized,

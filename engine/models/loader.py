@@ -153,10 +153,20 @@ class Loader:
             self.ignore(other)
         if not name:
             return None
-        factors = self.array(name, rope.n_rot // 2)
+        factors = self._padded(name, rope.n_rot // 2)
         if not np.all(np.isfinite(factors) & (factors > 0)):
             raise ModelError(f"{self.gguf.path}: {name} must be positive numbers; the file is damaged.")
         return factors
+
+    def _padded(self, name: str, n: int) -> np.ndarray:
+        """The first ``n`` elements of a small tensor, whose further elements must be 1: float32 [n]."""
+        shape = self.gguf.tensors[name].shape if self.has(name) else ()
+        if len(shape) != 1 or shape[0] <= n:
+            return self.array(name, n)
+        values = self.array(name, shape[0])
+        if not np.all(values[n:] == 1.0):
+            raise ModelError(f"{self.gguf.path}: {name} has {shape[0]} elements, and {n} are rotated.")
+        return values[:n]
 
     def temperature(self, given: tuple[float, int] | None) -> Array | None:
         """The factors of queries by position p, 1 + s ln(1 + p // n), where ``given`` is (s, n): float32 [n_ctx]; None if

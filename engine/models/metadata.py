@@ -108,6 +108,17 @@ class Metadata:
         # If the list has no element for the layer that drafts, the value of the last layer of the trunk is used.
         return listed + [listed[-1]] * (self.n_blocks - len(listed))
 
+    def numbers(self, name: str, default: float = 0.0) -> list[float]:
+        """The value of a key as a list with a float from 0 to 1e6 per layer.  The file may have one value for all layers."""
+        if not self.listed(name):
+            return [self.number(name, default)] * self.n_blocks
+        wide = self.gguf.kinds[self.key(name)] == "f64[]"
+        values = self.gguf.require(self.key(name), "f64[]" if wide else "f32[]", 0.0, 1e6)
+        if len(values) < self.n_layer:
+            self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
+        listed = [float(v) for v in values[: self.n_blocks]]
+        return listed + [default] * (self.n_blocks - len(listed))
+
     def listed(self, name: str) -> bool:
         """Whether the value of the key is a list."""
         return self.gguf.kinds.get(self.key(name), "").endswith("[]")

@@ -50,7 +50,8 @@ class ExpertsConfig(NetworkConfig):
     """A mixture of experts: each row uses n_used of n_expert networks of width n_ff.
 
     n_ff_shared: the width of a shared network, which all rows use; 0: there is none.
-    activation: the activation of all networks.
+    activation: the activation of the experts.
+    shared_activation: the activation of the shared network; None: that of the experts.
     shared_gated: whether the output of the shared network is multiplied by a gate that the router computes.
     gating: the function that turns logits into probabilities: "softmax", "sigmoid" or "sqrt_softplus".
     normalized: whether the weights of the chosen experts are divided by their sum.
@@ -66,6 +67,7 @@ class ExpertsConfig(NetworkConfig):
     n_ff: int
     n_ff_shared: int = 0
     activation: Activation = SWIGLU
+    shared_activation: Activation | None = None
     shared_gated: bool = True
     gating: str = "softmax"
     normalized: bool = True

@@ -33,6 +33,7 @@ from engine.models.families import (
     qwen35,
     seed_oss,
     smollm3,
+    step35,
 )
 from engine.models.families.deepseek4 import drafting_layer
 from engine.models.families.gemma4_config import read as read_gemma4
@@ -64,6 +65,7 @@ FAMILIES = (
     gpt_oss,
     glm4moe,
     minimax_m2,
+    step35,
     deepseek2,
     deepseek4,
 )

@@ -36,7 +36,7 @@ class MixtureHead:
         if experts.shared is not None:
             gate, up, down = (None if matrix is None else Linear(matrix) for matrix in experts.shared)
             assert up is not None and down is not None
-            self._shared = FeedForward(gate, up, down, experts.activation)
+            self._shared = FeedForward(gate, up, down, experts.common)
         # The choice reads no matrix of an expert.
         self._experts: Experts[Array, Matrix] = replace(experts, shared=None)
 

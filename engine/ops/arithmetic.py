@@ -144,6 +144,10 @@ class Arithmetic(Protocol[A, V, M]):
         Returns float32 [rows, n].
         """
 
+    def gate_heads(self, x: A, gates: A) -> A:
+        """Each head of x multiplied by sigmoid(its gate): x [rows, heads * d], gates [rows, heads].  Returns a new array,
+        float32 [rows, heads * d]."""
+
     def experts(
         self, experts: Experts[A, M], residual: A | None, x: V, router_x: V | None = None, tokens: A | None = None
     ) -> A:

@@ -66,7 +66,7 @@ class Experts(Generic[A, M]):
     gate, up: the stacked matrices of all experts, [n_expert * n_ff, n_embd]; down: [n_expert * n_embd, n_ff].  gate is None
         if the activation has none.
     shared: gate (or None) and up [n_ff_shared, n_embd] and down [n_embd, n_ff_shared], or None.
-    activation: the activation of all networks.
+    activation: the activation of the experts.
     scales: factors of the weights of the chosen experts, float32 [n_expert], or None.
     shared_gated: whether the output of the shared network is multiplied by sigmoid(the router's last output).
     gating: the function that turns logits into probabilities: "softmax", "sigmoid" or "sqrt_softplus".
@@ -80,6 +80,7 @@ class Experts(Generic[A, M]):
     gate_bias, up_bias, down_bias: added to the products of an expert, float32 [n_expert, n_ff], [n_expert, n_ff] and
         [n_expert, n_embd], or None.
     gate_scale, up_scale, down_scale: factors of the products of an expert before the biases, float32 [n_expert], or None.
+    shared_activation: the activation of the shared network; None: that of the experts.
 
     Raises ModelError for combinations that are not supported.
     """
@@ -110,6 +111,7 @@ class Experts(Generic[A, M]):
     gate_scale: A | None = None
     up_scale: A | None = None
     down_scale: A | None = None
+    shared_activation: Activation | None = None
 
     def __post_init__(self) -> None:
         def check(holds: bool, what: str) -> None:
@@ -129,6 +131,11 @@ class Experts(Generic[A, M]):
             self.up_scale is None
         )
         check(not gated or both, "biases or scales of gate or up alone")
+
+    @property
+    def common(self) -> Activation:
+        """The activation of the shared network."""
+        return self.activation if self.shared_activation is None else self.shared_activation
 
     @property
     def routing(self) -> Routing:

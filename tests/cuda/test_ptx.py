@@ -204,6 +204,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "add": [(), (True,)],
     "add_gated": [()],
+    "gate_heads": [()],
     "append": [(True, False), (False, True)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],

@@ -53,6 +53,14 @@ _DEEPSEEK4 = {
     "gate.e_score_correction_bias": "gate.bias",
 }
 """What ``transformers`` calls otherwise, in what it writes and in the layer that drafts."""
+_STEP35 = {
+    "mlp.shared_experts.": "share_expert.",
+    "mlp.gate.e_score_correction_bias": "moe.router_bias",
+    "mlp.gate.": "moe.gate.",
+    "mlp.experts.gate_up_proj": "moe.gate_up",
+    "mlp.experts.down_proj": "moe.down_proj.weight",
+}
+"""What ``transformers`` calls otherwise in a Step 3.5."""
 
 
 def adapted(case: Case | Family) -> Case | Family:
@@ -83,7 +91,15 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     folder.mkdir()
     model, extra = make.load(case, torch.float32, weights)
     kind, file = case.model if isinstance(case, Family) else "", folder / "model.safetensors"
-    if kind not in _SEEING:
+    if kind == "Step3p7Text":
+        every = {_step35(name): weight for name, weight in model.state_dict().items()}
+        every |= {
+            f"{name.removesuffix('gate_up')}{half}.weight": rows
+            for name in list(every)
+            if name.endswith("moe.gate_up")
+            for half, rows in zip(("gate_proj", "up_proj"), every.pop(name).chunk(2, dim=1), strict=True)
+        }
+    elif kind not in _SEEING:
         model.save_pretrained(folder)
         every = load_file(file)
     else:
@@ -116,6 +132,13 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     return ids
 
 
+def _step35(name: str) -> str:
+    """The published name of a weight of Step 3.5."""
+    for part, own in _STEP35.items():
+        name = name.replace(part, own)
+    return name
+
+
 def _change(path: Path, **changes: Any) -> None:
     """Change values of a JSON file; None takes one away."""
     values = json.loads(path.read_text(encoding="utf-8")) | changes
@@ -124,6 +147,9 @@ def _change(path: Path, **changes: Any) -> None:
 
 def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
     path = folder / "config.json"
+    if isinstance(case, Family) and case.architecture == "step35":
+        path.write_text(json.dumps(_step35_config(case.config)), encoding="utf-8")
+        return
     if isinstance(case, Case):
         if case.delta_net:
             _change(path, mtp_num_hidden_layers=case.n_mtp)
@@ -163,6 +189,34 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
             norm_topk_prob=True,
             compress_rope_theta=config["compress_rope_theta"],
         )
+
+
+def _step35_config(c: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a Step 3.5 in its published words."""
+    rope, kinds, n_kv = c["rope_parameters"], c["layer_types"], c["num_key_value_heads"]
+    thetas = [rope[kind]["rope_theta"] for kind in kinds]
+    scaling = {k: v for k, v in rope["full_attention"].items() if k != "partial_rotary_factor"}
+    return {
+        "architectures": ["Step3p5ForCausalLM"],
+        # A name that ``transformers`` does not know, so that the converter reads this file as it is.
+        "model_type": "step3p5_published",
+        **{k: v for k, v in c.items() if not k.startswith(("rope_", "num_key", "num_sliding", "mlp_", "n_routed"))},
+        "num_attention_groups": n_kv,
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": c["num_sliding_attention_heads"],
+            "num_attention_groups": n_kv,
+        },
+        # The converter takes the first two.
+        "rope_theta": [rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"], *thetas[2:]],
+        "partial_rotary_factors": [1.0 if kind == "sliding_attention" else 0.5 for kind in kinds],
+        **({"rope_parameters": {"full_attention": scaling}} if scaling["rope_type"] == "llama3" else {}),
+        "moe_num_experts": c["n_routed_experts"],
+        "moe_top_k": c["num_experts_per_tok"],
+        "moe_layers_enum": ",".join(str(il) for il, kind in enumerate(c["mlp_layer_types"]) if kind == "sparse"),
+        "norm_expert_weight": True,
+        "num_nextn_predict_layers": 0,
+    }
 
 
 def drafting(case: Case | Family, n_layer: int, extra: Mapping[str, Any]) -> dict[str, Any]:

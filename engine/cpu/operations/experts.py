@@ -34,7 +34,7 @@ class ExpertOperations(ProductOperations):
         if experts.shared is not None:
             others: list[Matrix] = present(*experts.shared[:2])
             *gate, up = self.matmul(x, *others)
-            act = self.activate(experts.activation, gate[0] if gate else None, up)
+            act = self.activate(experts.common, gate[0] if gate else None, up)
             (shared,) = self.matmul(act, experts.shared[2])
         last = logits if experts.shared_gated else _NOTHING
         return self._join(_NOTHING if residual is None else residual, y, weights, shared, last)

@@ -80,6 +80,12 @@ class RowOperations(SharedOperations):
         self.do(glu.activate(activation.kind), *given, items=y.size, ns=0.5, multiple=64)
         return y
 
+    def gate_heads(self, x: np.ndarray, gates: np.ndarray) -> np.ndarray:
+        y, heads = self.empty(x.shape), gates.size
+        d = x.size // heads
+        self.do(glu.gate_heads, x.reshape(heads, d), gates.reshape(-1), y.reshape(heads, d), items=heads, ns=0.1 * d)
+        return y
+
     def softcap(self, x: np.ndarray, cap: float) -> np.ndarray:
         self.do(softcap.softcap, x.reshape(-1), f32(cap), items=x.size, ns=0.5, multiple=64)
         return x

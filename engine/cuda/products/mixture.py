@@ -62,6 +62,7 @@ class MixtureLaunches:
         #: Whether the launches of the experts include the shared network.
         self._joins = (
             experts.shared is not None
+            and experts.common == experts.activation
             and not self._wide
             and all(
                 own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
@@ -102,7 +103,7 @@ class MixtureLaunches:
         common: Tensor | int = 0
         if experts.shared and not self._joins:
             *g, u = dense.matmul(recorder, self._x, others[:-1])
-            (common,) = dense.matmul(recorder, Gated(g[0] if g else None, u, experts.activation), others[-1:])
+            (common,) = dense.matmul(recorder, Gated(g[0] if g else None, u, experts.common), others[-1:])
 
         def activations(unit: int) -> Activations:
             if ready is not None:

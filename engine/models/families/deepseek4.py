@@ -136,11 +136,7 @@ def _limits(m: Metadata) -> list[Activation]:
         if not m.has(name):
             every.append(every[0] if every else [0.0] * m.n_layer)
             continue
-        kind = m.gguf.kinds[m.key(name)]
-        values = m.gguf.require(m.key(name), "f64[]" if kind == "f64[]" else "f32[]", 0.0, 1e6)
-        if len(values) < m.n_layer:
-            m.refuse(name, f"has {len(values)} elements for {m.n_layer} layers: convert the model again")
-        every.append([float(value) for value in values[: m.n_layer]])
+        every.append(m.numbers(name)[: m.n_layer])
     if every[0] != every[1]:
         m.refuse("swiglu_clamp_shexp", "differs from swiglu_clamp_exp, which is not supported")
     return [Activation("swiglu_clamped", (limit,)) if limit else SWIGLU for limit in every[0]]

@@ -193,6 +193,17 @@ def test_a_mixture_in_parts(gpu: backend.Backend, formats: str, shared: str, row
     same(gpu.download(plan.result), whole)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_shared_network_with_another_activation(gpu: backend.Backend, rows: int) -> None:
+    experts = mixture(
+        "Q8_0 Q8_0 Q8_0", 3, 2, 32, 32, "Q8_0 Q8_0 Q8_0", activation=Activation("swiglu_limited", (0.25,))
+    )
+    limited = replace(experts, shared_activation=Activation("swiglu_limited", (0.125,)))
+    assert "activate" not in launched(gpu, limited, rows)
+    x = activations(rows, 32)
+    assert not np.array_equal(cpu.experts(limited, None, x), cpu.experts(experts, None, x))
+
+
 def test_a_row_does_not_depend_on_others() -> None:
     experts = mixture("Q8_0 Q8_0 Q8_0", 4, 2, 64, 32, "Q8_0 Q8_0 Q8_0")
     x, residual = activations(5, 64), activations(5, 64)[::-1].copy()

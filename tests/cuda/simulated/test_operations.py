@@ -352,4 +352,7 @@ def test_sums_and_softcap(gpu: backend.Backend) -> None:
     x, bias = activations(3, 40), activations(1, 40)[0]
     a, b = gpu.upload(x), gpu.upload(bias)
     same(computed(gpu, lambda: gpu.add(a, b))[0], cpu.add(x, bias))
+    gates = x.reshape(-1)[: x.shape[0] * 2].reshape(x.shape[0], 2).copy()
+    c = gpu.upload(gates)
+    same(computed(gpu, lambda: gpu.gate_heads(a, c))[0], cpu.gate_heads(x, gates))
     same(computed(gpu, lambda: gpu.softcap(a, 30.0))[0], cpu.softcap(x.copy(), 30.0))
