@@ -150,6 +150,8 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         assert (mixer.n_k, mixer.n_v) == (text["linear_num_key_heads"], text["linear_num_value_heads"])
         assert mixer.state_size == text["linear_key_head_dim"] and mixer.n_conv == text["linear_conv_kernel_dim"]
         return
+    if kind == "sliding_attention":
+        heads = (published.first("attention_other_setting") or text)["num_attention_heads"]
     assert mixer.n_head == heads
     if isinstance(mixer, LatentConfig):
         sizes = (mixer.n_nope, mixer.n_rope, mixer.rank, mixer.d_v, mixer.q_rank)
@@ -190,7 +192,8 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
     shared = published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert") or 0
     shared = shared[il] if isinstance(shared, list) else shared
     assert network.n_ff_shared == (published.first("shared_expert_intermediate_size") or shared * width)
-    assert network.weight_scale == pytest.approx(text.get("routed_scaling_factor", 1.0))
+    scale = published.first("routed_scaling_factor", "moe_router_scaling_factor")
+    assert network.weight_scale == pytest.approx(scale or 1.0)
     if "n_group" in text:
         assert (network.n_group, network.n_group_used) == (text["n_group"], text["topk_group"])
     assert (network.beside is not None) == bool(text.get("enable_moe_block"))

@@ -92,7 +92,7 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     model, extra = make.load(case, torch.float32, weights)
     kind, file = case.model if isinstance(case, Family) else "", folder / "model.safetensors"
     if kind == "Step3p7Text":
-        every = {_step35(name): weight for name, weight in model.state_dict().items()}
+        every = {published_step35(name): weight for name, weight in model.state_dict().items()}
         every |= {
             f"{name.removesuffix('gate_up')}{half}.weight": rows
             for name in list(every)
@@ -132,7 +132,7 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     return ids
 
 
-def _step35(name: str) -> str:
+def published_step35(name: str) -> str:
     """The published name of a weight of Step 3.5."""
     for part, own in _STEP35.items():
         name = name.replace(part, own)

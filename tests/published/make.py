@@ -35,6 +35,8 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
     """The tensors of a published checkpoint by name."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    if config["model_type"] == "step3p5":
+        return step35(config)
     # Kimi K2 brings its own code, which is that of DeepSeek V3.
     own = {**config, "model_type": "deepseek_v3"} if config["model_type"] == "kimi_k2" else config
     made = transformers.AutoConfig.for_model(**own)
@@ -54,6 +56,34 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
         turned = {name: (n, inputs, outputs) for name, (n, outputs, inputs) in experts(shapes).items()}
         return shapes | turned
     return shapes | drafting(config, shapes)
+
+
+def step35(config: dict[str, Any]) -> Shapes:
+    """The tensors of Step 3.5 by their published names, three layers that draft among them."""
+    from tests.oracle.folders import published_step35  # which imports gguf, of llama.cpp here
+
+    given = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    made = transformers.Step3p7TextConfig(**{**given, "n_routed_experts": config["moe_num_experts"], "pad_token_id": 0})
+    with torch.device("meta"):
+        state = transformers.Step3p7TextModel._from_config(made).state_dict()
+    n, d, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
+    shapes: Shapes = {"lm_head.weight": (vocab, d)}
+    for name, value in state.items():
+        name = published_step35(f"model.{name}")
+        if not name.endswith("moe.gate_up"):
+            shapes[name] = tuple(value.shape)
+            continue
+        count, both, inputs = value.shape
+        halves = {f"{name.removesuffix('gate_up')}{half}.weight" for half in ("gate_proj", "up_proj")}
+        shapes |= dict.fromkeys(halves, (count, both // 2, inputs))
+    first = {name: shape for name, shape in shapes.items() if name.startswith("model.layers.0.")}
+    for il in range(n, n + config["num_nextn_predict_layers"]):
+        blk = f"model.layers.{il}."
+        shapes |= {name.replace("model.layers.0.", blk): shape for name, shape in first.items()}
+        norms = ("enorm", "hnorm", "transformer.shared_head.norm")
+        shapes |= {f"{blk}{name}.weight": (d,) for name in norms} | {f"{blk}eh_proj.weight": (d, 2 * d)}
+        shapes[f"{blk}transformer.shared_head.output.weight"] = (vocab, d)
+    return shapes
 
 
 def experts(shapes: Shapes) -> Shapes:
@@ -118,7 +148,9 @@ def header(config: dict[str, Any]) -> dict[str, Any]:
         kind._write_mxfp4_expert_tensor = write_experts
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
-        path.write_text(json.dumps(config), encoding="utf-8")
+        # What ``transformers`` knows, the conversion reads in the words of ``transformers``.
+        known = {"model_type": "step3p5_published"} if config["model_type"] == "step3p5" else {}
+        path.write_text(json.dumps(config | known), encoding="utf-8")
         vocabulary: dict[str, Any] = {"model": {"vocab": dict.fromkeys(map(str, range(GEMMA)))}, "added_tokens": []}
         path.with_name("tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
         made = kind(path.parent, gguf.LlamaFileType.MOSTLY_BF16, path.parent / "out.gguf", dry_run=True)
