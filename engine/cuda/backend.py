@@ -611,7 +611,7 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
     def sum_experts(
         self, experts: Experts[Tensor, DeviceWeight], x: Tensor | Deferred, ids: Tensor, weights: Tensor
     ) -> Tensor:
-        return MixtureLaunches(self.recorder, replace(experts, given=None), None, x).sum(ids, weights)
+        return MixtureLaunches(self.recorder, replace(experts, given=None, shared=None), None, x).sum(ids, weights)
 
     def add_gated(self, x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
         (rows, n), out = x.shape, self.recorder.empty(x.shape)

@@ -84,15 +84,19 @@ class MixtureLaunches:
 
     def record(self) -> Tensor:
         """Record the launches and return the result, float32 [rows, n_embd]."""
+        return self._record(self._logits())
+
+    def _record(self, logits: Tensor) -> Tensor:
+        """Record what follows the router, whose logits are not read if the experts are chosen and no shared network is
+        gated."""
         recorder, experts = self._recorder, self._experts
-        logits = self._logits()
         stacks, others = present(experts.gate, experts.up), present(*experts.shared or ())
         ends = [(experts.gate_scale, experts.gate_bias), (experts.up_scale, experts.up_bias)][-len(stacks) :]
         down = experts.down
         units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
         together = self._joins == (experts.shared is not None)
         ready: Int8 | None = None
-        if self._rows == 1 and together and self._can_activate(down.columns):
+        if self._rows == 1 and together and not self._routed and self._can_activate(down.columns):
             ready = self._gate_up(others, ends, logits)
         else:
             *gate, up = self._products(stacks, others[:-1], ends, self._activations, False, logits)
@@ -129,24 +133,10 @@ class MixtureLaunches:
         return ChosenExperts(self._ids, self._weights, logits)
 
     def sum(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Record the weighted sum of the outputs of given experts, float32 [rows, n_embd]: ids int32, weights float32 [rows,
-        n_used]."""
-        recorder, experts, down = self._recorder, self._experts, self._experts.down
-        self._ids, self._weights, self._routed, self._joins = ids, weights, True, False
-        stacks, n_rows = present(experts.gate, experts.up), down.rows // experts.n_expert
-        ends = [(experts.gate_scale, experts.gate_bias), (experts.up_scale, experts.up_bias)][-len(stacks) :]
-        *gate, up = self._products(stacks, [], ends, self._activations, False, weights)
-        act = Gated(gate[0] if gate else None, up, experts.activation)
-
-        def activations(unit: int) -> Activations:
-            return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
-
-        (y,) = self._products([down], [], [(experts.down_scale, experts.down_bias)], activations, True, weights)
-        out = recorder.empty((self._rows, n_rows))
-        arguments: tuple[Argument, ...] = (0, y, weights, 0, 0, 0, n_rows, out)
-        kernel = join.join(experts.n_used, False, False)
-        recorder.launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, result=out)
-        return out
+        """Record the weighted sum of the outputs of given experts, float32 [rows, n_embd], of a mixture without a shared
+        network: ids int32, weights float32 [rows, n_used]."""
+        self._ids, self._weights, self._routed = ids, weights, True
+        return self._record(weights)
 
     def _logits(self) -> Tensor:
         """The router's logits of all rows; the kernel also quantizes x to int8 where it can do both."""

@@ -30,10 +30,11 @@ LEAST_LIMIT = 1e-6
 
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
-    near = RopeConfig(m.rope().n_rot, m.number("rope.freq_base_swa", 10000.0, 1.0, 1e12))
-    rope = replace(m.rope(), n_rot=m.rope().n_rot // 2)
-    if rope.n_rot % 2:
-        m.refuse("rope.dimension_count", f"is {near.n_rot}, and half of it is an odd number")
+    whole = m.rope()
+    if whole.n_rot % 4:
+        m.refuse("rope.dimension_count", f"is {whole.n_rot}, and half of it is an odd number")
+    near = RopeConfig(whole.n_rot, m.number("rope.freq_base_swa", 10000.0, 1.0, 1e12))
+    rope = replace(whole, n_rot=whole.n_rot // 2)
     window, slides = m.integer("attention.sliding_window", None, 1, MAX_CONTEXT), m.sliding(4, dense_first=True)
     limits, shared = _activations(m, "swiglu_clamp_exp"), _activations(m, "swiglu_clamp_shexp")
     tensors = m.gguf.tensors
