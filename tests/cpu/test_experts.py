@@ -76,11 +76,17 @@ def test_a_row_chooses_for_itself(n_expert: int, data: st.DataObject) -> None:
         assert alone[1].tobytes() == weights[t].tobytes()
 
 
+def runs(n: int) -> int:
+    """The number of runs of a row of n columns."""
+    return -(-n // mixture.RUN)
+
+
+@pytest.mark.parametrize("n", [70, mixture.RUN, 2 * mixture.RUN + 6])
 @pytest.mark.parametrize("with_shared", [False, True])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_join(with_shared: bool, with_residual: bool) -> None:
+def test_join(with_shared: bool, with_residual: bool, n: int) -> None:
     rng = np.random.default_rng(0)
-    rows, n_used, n = 6, 3, 70
+    rows, n_used = 6, 3
     residual, shared = rng.standard_normal((2, rows, n)).astype(F)
     y, logits = rng.standard_normal((rows * n_used, n)).astype(F), rng.standard_normal((rows, 5)).astype(F)
     weights = rng.dirichlet(np.ones(n_used), rows).astype(F)
@@ -91,10 +97,10 @@ def test_join(with_shared: bool, with_residual: bool) -> None:
         expected += residual
     given = (residual[: rows * with_residual], y, weights, shared[: rows * with_shared], logits)
     out = np.full((rows, n), np.nan, F)
-    run(mixture.join, *given, out, items=rows)
+    run(mixture.join, *given, out, items=rows * runs(n))
     assert np.abs(out - expected).max() < 8 * ULP * np.abs(y).max()
     alone = np.full((rows, n), np.nan, F)
-    mixture.join(*given, alone, 2, 4)
+    mixture.join(*given, alone, 2 * runs(n), 4 * runs(n))
     assert np.array_equal(alone[2:4], out[2:4])
     assert np.isnan(alone[[0, 1, 4, 5]]).all()
 
@@ -126,7 +132,7 @@ def test_join_of_an_ungated_shared_network() -> None:
     residual, y, shared = rng.integers(-9, 9, (3, 4, 70)).astype(F)
     out = np.full((4, 70), np.nan, F)
     nothing = np.empty((0, 0), F)
-    run(mixture.join, residual, y, np.full((4, 1), 0.5, F), shared, nothing, out, items=4)
+    run(mixture.join, residual, y, np.full((4, 1), 0.5, F), shared, nothing, out, items=4 * runs(70))
     assert np.array_equal(out, residual + y / 2 + shared)
 
 
@@ -245,7 +251,7 @@ def mix(kind: T, n_ff: int, n_expert: int, n_used: int, x: np.ndarray, logits: n
     g, u = (part.astype(float) for part in inner)
     y = products(down, n_expert, groups, 1, (g / (1 + np.exp(-g)) * u).astype(F))
     out, nothing = np.empty((rows, n_embd), F), np.empty((0, n_embd), F)
-    run(mixture.join, x, y, weights, nothing, logits.astype(F), out, items=rows)
+    run(mixture.join, x, y, weights, nothing, logits.astype(F), out, items=rows * runs(n_embd))
     expected = x.astype(float)
     matrices = [wide(w).reshape(n_expert, -1, w.columns) for w in (gate, up, down)]
     for t in range(rows):

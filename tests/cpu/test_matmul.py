@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cpu import simd
+from engine.cpu.glu import activate
 from engine.cpu.products.dense import matmul_float
 from engine.cpu.products.law import Law
 from engine.cpu.products.matmul import matmul_rows
+from engine.cpu.products.quantize import quantize_activated
 from engine.cpu.products.repack import make_records
 from engine.cpu.products.unpack import UNPACK
 from engine.gguf.quants import ACTIVATION_MAX, CHAINS, Format
@@ -297,3 +299,22 @@ def test_units_are_quantized_alone(unit: int) -> None:
             assert own[0].tobytes() == q[t, u * unit : (u + 1) * unit].tobytes()
             assert own[1][0, 0] == d[t, u]
             assert own[2].tobytes() == s[t, u * unit // 16 : (u + 1) * unit // 16].tobytes()
+
+
+@pytest.mark.parametrize("unit", [32, 256])
+@pytest.mark.parametrize("kind", ["swiglu", "geglu"])
+def test_an_activation_and_its_integers_are_those_of_two_operations(kind: str, unit: int) -> None:
+    """Also where only the second of three units is computed."""
+    gate, up = np.random.default_rng(0).standard_normal((2, 3, unit)).astype(F)
+    y = np.empty_like(up)
+    run(activate(kind), gate.reshape(-1), up.reshape(-1), *[F(0)] * 4, y.reshape(-1), items=y.size)
+    expected = y, *quantized(y, unit)
+    found = [np.full_like(part, 7) for part in expected]
+    own, q, d, s = found
+    arguments = gate.reshape(-1), up.reshape(-1), *[F(0)] * 4, own.reshape(-1), unit, q, d, s
+    quantize_activated(kind)(*arguments, 1, 2)
+    for part, whole in zip(found, expected, strict=True):
+        assert part[1].tobytes() == whole[1].tobytes()
+        assert (part[[0, 2]] == 7).all()
+    run(quantize_activated(kind), *arguments, items=3)
+    assert [part.tobytes() for part in found] == [whole.tobytes() for whole in expected]

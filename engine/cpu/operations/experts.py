@@ -5,7 +5,7 @@ import numpy as np
 from engine.cpu.operations.products import Pairs, ProductOperations
 from engine.cpu.products import experts as mixture
 from engine.cpu.products import router
-from engine.cpu.products.repack import Matrix
+from engine.cpu.products.repack import Matrix, Records
 from engine.ops.experts import GATINGS, ChosenExperts, Experts, Routing, present
 
 f32 = np.float32
@@ -87,8 +87,15 @@ class ExpertOperations(ProductOperations):
         if experts.gate is not None:
             self._finish(gate[0], ids, experts.gate_scale, experts.gate_bias)
         self._finish(up, ids, experts.up_scale, experts.up_bias)
-        act = self.activate(experts.activation, gate[0] if gate else None, up)
-        (y,) = self._expert_products(act, pairs, experts.down)
+        quantized = None
+        if isinstance(experts.down, Records):
+            # One operation, because 16 threads wait for each other after each.
+            unit = experts.down.format.unit
+            act, units = self._quantize_activated(experts.activation, gate[0] if gate else up, up, unit)
+            quantized = {unit: units}
+        else:
+            act = self.activate(experts.activation, gate[0] if gate else None, up)
+        (y,) = self._expert_products(act, pairs, experts.down, quantized=quantized)
         self._finish(y, ids, experts.down_scale, experts.down_bias)
         return y
 
@@ -97,7 +104,8 @@ class ExpertOperations(ProductOperations):
     ) -> np.ndarray:
         (rows, n_used), n = weights.shape, y.shape[1]
         out = self.empty((rows, n))
-        self.do(mixture.join, residual, y, weights, shared, last, out, items=rows, ns=0.2 * (n_used + 2) * n)
+        items, ns = rows * -(-n // mixture.RUN), 0.4 * (n_used + 2) * mixture.RUN
+        self.do(mixture.join, residual, y, weights, shared, last, out, items=items, ns=ns)
         return out
 
     def _finish(self, y: np.ndarray, ids: np.ndarray, scales: np.ndarray | None, biases: np.ndarray | None) -> None:

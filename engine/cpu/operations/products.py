@@ -1,5 +1,6 @@
 """Products with matrices: of all rows, of the rows of an expert, of groups."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from engine.cpu.products import dense, matmul, quantize
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import Matrix, Records
 from engine.cpu.simd import host
+from engine.ops.activation import Activation
 
 f32 = np.float32
 
@@ -83,13 +85,26 @@ class ProductOperations(RowOperations):
             outputs.append(out)
         return outputs
 
-    def _quantize(self, x: np.ndarray, unit: int) -> Quantized:
-        rows, columns = x.shape
+    def _quantized(self, shape: tuple[int, ...], unit: int) -> Quantized:
+        """Memory for quantized rows of the shape [rows, columns]."""
+        rows, columns = shape
         q = self.empty((rows, columns), np.int8)
-        d = self.empty((rows, columns // unit))
-        s = self.empty((rows, columns // 16), np.int16)
+        return q, self.empty((rows, columns // unit)), self.empty((rows, columns // 16), np.int16)
+
+    def _quantize(self, x: np.ndarray, unit: int) -> Quantized:
+        q, d, s = self._quantized(x.shape, unit)
         self.do(quantize.quantize_rows, x, unit, q, d, s, items=d.size, ns=unit / 4)
         return q, d, s
+
+    def _quantize_activated(
+        self, activation: Activation, gate: np.ndarray, up: np.ndarray, unit: int
+    ) -> tuple[np.ndarray, Quantized]:
+        """The activation of gate and up [rows, columns], and its rows quantized."""
+        y, (q, d, s) = self.empty(up.shape), self._quantized(up.shape, unit)
+        given = gate.reshape(-1), up.reshape(-1), *map(f32, activation.numbers), y.reshape(-1)
+        kernel = quantize.quantize_activated(activation.kind)
+        self.do(kernel, *given, unit, q, d, s, items=d.size, ns=1.0 * unit)
+        return y, (q, d, s)
 
     def grouped_matmul(self, x: np.ndarray, weight: Matrix, n_group: int) -> np.ndarray:
         rows = x.shape[0]
@@ -100,13 +115,16 @@ class ProductOperations(RowOperations):
         (y,) = self._expert_products(x.reshape(rows * n_group, -1), pairs, weight)
         return y.reshape(rows, -1)
 
-    def _expert_products(self, x: np.ndarray, pairs: Pairs, *weights: Matrix) -> list[np.ndarray]:
+    def _expert_products(
+        self, x: np.ndarray, pairs: Pairs, *weights: Matrix, quantized: Mapping[int, Quantized] | None = None
+    ) -> list[np.ndarray]:
         """Rows of x times the matrices of their experts: float32 [pairs, R] for each weight.  x has a row for each pair, or
-        one for all pairs of a row."""
+        one for all pairs of a row.  quantized: x for each unit of the weights, if it has been quantized already."""
         n, columns = pairs.order.size, x.shape[1]
         share = n // x.shape[0]
-        units = {weight.format.unit for weight in weights if isinstance(weight, Records)}
-        quantized = {unit: self._quantize(x, unit) for unit in sorted(units)}
+        if quantized is None:
+            units = {weight.format.unit for weight in weights if isinstance(weight, Records)}
+            quantized = {unit: self._quantize(x, unit) for unit in sorted(units)}
         outputs = []
         for i, weight in enumerate(weights):
             n_rows = weight.rows if isinstance(weight, Records) else weight.rows // weight.stack

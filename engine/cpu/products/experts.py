@@ -10,7 +10,7 @@ Shapes: logits float32 [rows, n_expert (+ 1, the last one the shared network's)]
     largest first.  A *pair* is a row and one of its experts: pair = row * n_used + s.  ``order`` int32 [pairs] lists the
     pairs by expert; group g consists of those at [starts[g], starts[g + 1]), which use expert used[g].  The matrices of all
     experts are stacked (``Records.count``; rows of float formats).
-Who owns what: a row, or in a product eight rows of an expert, for all pairs that use it.
+Who owns what: a row, or in a product eight rows of an expert, for all pairs that use it, or in a sum a run of 256 columns.
 Reduction order: p summed from the first to the last; products as in ``matmul.py`` and ``dense.py``;
     sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)), then fma(sigmoid or 1, shared, sum), then residual + that.
     The order is that of the row's own choice, so it does not depend on the experts that other rows use.
@@ -40,6 +40,9 @@ from engine.numerics import exp, finite, fma, sigmoid
 f32 = np.float32
 u8 = np.uint8
 u64 = np.uint64
+
+RUN = 256
+"""Columns of a row whose outputs of experts a thread adds at a time."""
 
 
 @njit(cache=True, error_model="numpy")
@@ -212,25 +215,30 @@ def matmul_float_experts(fmt: str) -> Any:
 @njit(cache=True, error_model="numpy")
 def join(residual, y, weights, shared, logits, out, first, last):
     """out = residual + the weighted sum of y [rows * n_used, n] + shared, which sigmoid(the last logit) scales if logits have
-    rows, for rows [first, last); residual and shared [rows, n] may have no rows, and are left out then.  out is none of
-    them."""
+    rows; residual and shared [rows, n] may have no rows, and are left out then.  out is none of them.
+
+    Item t * runs + i is the i-th of the runs of ``RUN`` columns of row t.
+    """
     n_used = weights.shape[1]
     n = out.shape[1]
-    for t in range(first, last):
-        total = out[t]
-        for i in range(n):
+    runs = (n + RUN - 1) // RUN
+    for item in range(first, last):
+        t, begin = item // runs, item % runs * RUN
+        end = min(begin + RUN, n)
+        total = out[t, begin:end]
+        for i in range(total.size):
             total[i] = f32(0.0)
         for s in range(n_used):
             weight = weights[t, s]
-            part = y[t * n_used + s]
-            for i in range(n):
+            part = y[t * n_used + s, begin:end]
+            for i in range(total.size):
                 total[i] = fma(weight, part[i], total[i])
         if shared.shape[0] > 0:
             weight = sigmoid(logits[t, logits.shape[1] - 1]) if logits.shape[0] > 0 else f32(1.0)
-            part = shared[t]
-            for i in range(n):
+            part = shared[t, begin:end]
+            for i in range(total.size):
                 total[i] = fma(weight, part[i], total[i])
         if residual.shape[0] > 0:
-            part = residual[t]
-            for i in range(n):
+            part = residual[t, begin:end]
+            for i in range(total.size):
                 total[i] = part[i] + total[i]

@@ -15,6 +15,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from engine.compile.family import family
+from engine.cpu.glu import activate
 from engine.cpu.simd import F32, I8, I16, I32, Code, data_of, host
 from engine.gguf.quants import TINY
 
@@ -82,3 +84,18 @@ def quantize_rows(x, unit, q, d, s, first, last):
             _quantize64(x, q, d, s, item)
         else:
             _quantize128(x, q, d, s, item)
+
+
+@family
+def quantize_activated(kind: str) -> Any:
+    """The kernel for the results of an activation (its name in ``engine/ops/activation.py``)."""
+    activated = activate(kind)
+
+    @njit(cache=True, error_model="numpy")
+    def quantize_activated(gate, up, a, b, c, d, y, unit, q, da, s, first, last):
+        """y = the activation of gate and up with the parameters a to d, and y in int8, for the units [first, last) of all
+        rows."""
+        activated(gate, up, a, b, c, d, y, first * unit, last * unit)
+        quantize_rows(y, unit, q, da, s, first, last)
+
+    return quantize_activated
