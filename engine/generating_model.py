@@ -64,7 +64,8 @@ class GeneratingModel(CachedModel):
         model, drafter = self.model, self.model.drafter
         jobs: dict[Job, None] = dict.fromkeys([*model.jobs(), *step_jobs(model)])
         if drafter is not None:
-            jobs.update(dict.fromkeys(drafter.ops.pass_jobs(drafter.compute)))
+            for each in drafter.passes:
+                jobs.update(dict.fromkeys(drafter.ops.pass_jobs(each)))
         for params in CHOICES:
             jobs.update(dict.fromkeys(Sampler(params, self.config.n_vocab).jobs()))
         if isinstance(self.draft, DraftModel):
@@ -81,7 +82,8 @@ class GeneratingModel(CachedModel):
             self.model.warm_up()
             load_step_kernels(self.model)
             if drafter is not None:
-                drafter.ops.load_pass(drafter.compute)
+                for each in drafter.passes:
+                    drafter.ops.load_pass(each)
         finally:
             self.reset()
         for params in CHOICES:

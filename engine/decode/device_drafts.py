@@ -47,12 +47,17 @@ class DeviceDrafts:
             self._device.write(self._script[slot : slot + 1].address, self.draft.script)
         self.began[slot] = True
 
-    def _plan(self, reads: int, n_entries: int) -> Plan:
-        """A pass that reads ``reads`` tokens of each of ``n_entries`` requests."""
-        rows = reads * n_entries
+    def _plan(self, number: int, n_entries: int) -> Plan:
+        """The pass of draft ``number`` of each of ``n_entries`` requests."""
+        rows = self._reads(number) * n_entries
         n_logits = rows if n_entries > 1 else 1
-        compute = cast(Forward[Tensor], self.draft.compute)
+        passes = self.draft.passes
+        compute = cast(Forward[Tensor], passes[min(number, len(passes) - 1)])
         return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
+
+    def _reads(self, number: int) -> int:
+        """The tokens of a request that the pass of draft ``number`` reads."""
+        return self.draft.reads if number == 0 else 1
 
     def lists(self, mode: str) -> Candidates | None:
         """The distributions from which the drafts were sampled, if acceptance uses them."""
@@ -60,8 +65,8 @@ class DeviceDrafts:
 
     def kernels(self, count: int, n_entries: int, kind: Kind) -> list[Specialization]:
         """Record the passes of ``launch``, and return the other kernels that it needs."""
-        for reads in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
-            self._plan(reads, n_entries)
+        for number in range(count):
+            self._plan(number, n_entries)
         choice = self._chooser.kernels(*kind, accept=False)
         return [accept.begin_draft(self.draft.reads, self._anchor is not None), accept.propose(self.scripted), *choice]
 
@@ -74,8 +79,7 @@ class DeviceDrafts:
         start = [target.starts, target.positions, target.sequences, n_ctx, history, *mine, place]
         device.launch(accept.begin_draft(self.draft.reads, anchor is not None), n_entries, 32, start)
         for i in range(count):
-            reads = self.draft.reads if i == 0 else 1
-            plan = self._plan(reads, n_entries)
+            reads, plan = self._reads(i), self._plan(i, n_entries)
             assert plan.result is not None
             # Kernels of a pass may read positions before the previous kernel has ended, but here that kernel writes them.
             device.finish()

@@ -19,6 +19,7 @@ class Architecture:
     oracle: the independent implementation with which the logits are compared.
     drafts: how its models can draft tokens without another model; "" if they cannot.
     model: the class that computes the forward pass.
+    chain: the most layers that draft in one model, if its own layers draft.
     """
 
     name: str
@@ -27,3 +28,9 @@ class Architecture:
     oracle: str
     drafts: str = ""
     model: type[Model] = StandardDecoder
+    chain: int = 1
+
+    @property
+    def n_mtp(self) -> int:
+        """The most layers of its own that draft in one model."""
+        return self.chain if self.drafts == "MTP" else 0

@@ -29,6 +29,7 @@ from engine.models.config import ModelConfig
 from engine.models.families.gemma4 import Gemma4Loader
 from engine.models.linear import products
 from engine.models.weights import bytes_read
+from engine.ops.executor import Forward
 from engine.ops.operations import Ops
 
 IGNORED = ("masked_embd_centroids.weight", "masked_embd_ordering")
@@ -127,8 +128,14 @@ class Assistant(Gemma4Loader):
         anchor = np.array([[position], [position - 1]], np.int32)
         self.ops.store(self.anchor, 0, np.repeat(anchor, self.ops.decode_rows, 1))
 
-    def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
-        """Run a draft pass.  Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
+    @property
+    def passes(self) -> tuple[Forward[Array]]:
+        """The pass of all drafts."""
+        return (self.compute,)
+
+    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0) -> np.ndarray:
+        """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
+        ``token`` at ``position``."""
         self.reserve(position + 1)
         tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)

@@ -92,7 +92,7 @@ class Model(Loader):
         # load_rest leaves out the layer that drafts if its tensors are wrong.
         config = self.config
         # The cache is allocated last, when the tensors have confirmed the sizes in the metadata.
-        others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
+        others = [hidden_ring(self.max_rows, rewind)] if config.mtp else []
         specs = cache_specs(config, rewind, ops.decode_rows)
         places = [placement.memory(il) for il in config.owners]
         sizes = n_ctx, self.max_rows, types
@@ -370,8 +370,8 @@ class Model(Loader):
         last = slice(batch.rows - n_logits, batch.rows)
         if self.drafter is None:
             return self._normed_head(x[last]) if n_logits else None
-        if config.streams is not None:
-            # The drafter needs the streams of all tokens.
+        if config.streams is not None or not config.mtp_normed:
+            # The drafter needs the residual stream of all tokens.
             self.drafter.follow(batch, x)
             return self._normed_head(x[last]) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.

@@ -48,8 +48,9 @@ class ModelConfig:
     """The parameters of the forward pass.  Sizes are numbers of elements.
 
     layers: the layers of the trunk.
-    mtp: the layer after the trunk that drafts tokens (multi-token prediction), or None.
-    mtp_apart: whether that layer is in a separate file.
+    mtp: the layers after the trunk that draft tokens (multi-token prediction), in the order of their chain.
+    mtp_apart: whether these layers are in a separate file.
+    mtp_normed: whether they read the output of the trunk after its norm.
     n_mtp_in_file: the number of layers that draft in the file of the trunk.
     mtp_problem: why these layers cannot be used; "" if they can, or if there are none.
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of the results that mixers and networks add to the
@@ -67,8 +68,9 @@ class ModelConfig:
     n_ctx_train: int
     norm_eps: float
     layers: tuple[LayerConfig, ...]
-    mtp: LayerConfig | None = None
+    mtp: tuple[LayerConfig, ...] = ()
     mtp_apart: bool = False
+    mtp_normed: bool = True
     n_mtp_in_file: int = 0
     mtp_problem: str = ""
     embedding_scale: float = 1.0
@@ -86,8 +88,8 @@ class ModelConfig:
 
     @property
     def all_layers(self) -> tuple[LayerConfig, ...]:
-        """The layers of the trunk, followed by the layer that drafts if there is one."""
-        return self.layers if self.mtp is None else (*self.layers, self.mtp)
+        """The layers of the trunk, followed by those that draft."""
+        return (*self.layers, *self.mtp)
 
     @property
     def drafting(self) -> tuple[str, ...]:
@@ -96,7 +98,7 @@ class ModelConfig:
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """The layers that have their own cache, in ascending order.  The index of the layer that drafts is n_layer."""
+        """The layers that have their own cache, in ascending order.  The index of the first layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)
         return tuple(il for il, mixer in mixers if mixer.memory_source is None)
 

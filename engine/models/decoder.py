@@ -6,7 +6,7 @@ from engine.arrays import Array, Batch
 from engine.errors import ModelError
 from engine.models.base import Model
 from engine.models.layer import Layer, load_layer
-from engine.models.mtp import MTP
+from engine.models.mtp import MTP, drafting_layers
 from engine.ops.operations import Ops
 
 
@@ -21,14 +21,14 @@ class StandardDecoder(Model):
         return load_layer(mixers, networks, il)
 
     def load_rest(self) -> None:
-        """Load the layer that drafts, if the file has one.  If its tensors are wrong, the model runs without it."""
-        if self.config.mtp is None or self.config.mtp_apart:
+        """Load the layers that draft, if the file has any.  If their tensors are wrong, the model runs without them."""
+        if not self.config.mtp or self.config.mtp_apart:
             return
         try:
-            self.drafter = MTP(self, self)
+            self.drafter = MTP(self, drafting_layers(self, self))
         except ModelError as error:
             problem = str(error).removeprefix(f"{self.gguf.path}: ").removesuffix(".")
-            self.config = replace(self.config, mtp=None, mtp_problem=problem)
+            self.config = replace(self.config, mtp=(), mtp_problem=problem)
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""

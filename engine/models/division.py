@@ -123,7 +123,7 @@ def tensors_of(config: ModelConfig, gguf: GGUF, placement: Placement) -> dict[Op
     """The tensors of a file that each device loads.  A divided model whose output is the embedding, or whose layer drafts,
     has the embedding twice, and of mixtures that are cut all but the experts."""
     places, routed = dict(placement.parts()), set(placement.routed(config))
-    twice = placement.first is not placement.last and ("output.weight" not in gguf.tensors or config.mtp is not None)
+    twice = placement.first is not placement.last and ("output.weight" not in gguf.tensors or config.mtp)
     found: dict[Ops, list[GGUFTensor]] = {ops: [] for ops in placement.devices}
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)

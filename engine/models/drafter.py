@@ -1,11 +1,13 @@
 """The interface of a network that drafts."""
 
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 import numpy as np
 
 from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
+from engine.ops.executor import Forward
 from engine.ops.operations import Ops
 
 
@@ -32,11 +34,16 @@ class Drafter(Protocol):
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs ``hidden`` [rows, n] of the trunk for the tokens of a pass."""
 
-    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
-        """The operations of a draft pass: logits after one token, float32 [1, n_vocab]."""
+    @property
+    def passes(self) -> SequenceOf[Forward[Array]]:
+        """The operations of draft passes, which compute the logits after each token, float32 [rows, n_vocab].
 
-    def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
-        """Run a draft pass.  Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
+        The i-th pass makes the i-th draft of a step, and the last one also makes all further drafts.
+        """
+
+    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0) -> np.ndarray:
+        """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
+        ``token`` at ``position``."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""

@@ -198,8 +198,8 @@ class Loader:
                 f" and {len(rest) - 4} more" if len(rest) > 4 else ""
             )
             remedy = "this variant is not supported"
-            if c.mtp is not None and not c.mtp_apart and all(name.startswith(c.drafting) for name in rest):
-                remedy += "; leave out the layer that drafts (mtp=False)"
+            if c.mtp and not c.mtp_apart and all(name.startswith(c.drafting) for name in rest):
+                remedy += "; leave out the layers that draft (mtp=False)"
             raise ModelError(
                 f"{self.gguf.path}: tensors that a plain {c.architecture} model does not have: {names}; {remedy}."
             )

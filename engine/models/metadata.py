@@ -39,19 +39,19 @@ logarithm is used."""
 class Metadata:
     """The metadata of ``gguf`` whose keys begin with ``architecture``.
 
-    drafts: whether the family supports the layer that drafts tokens (``engine/models/nextn.py``).  Other families skip it.
+    drafts: the most layers that draft in a model of the family (``engine/models/nextn.py``).  Other families skip them: 0.
 
     All methods raise GGUFError if a value has the wrong type or is out of range.
     """
 
-    def __init__(self, gguf: GGUF, architecture: str, drafts: bool = False) -> None:
+    def __init__(self, gguf: GGUF, architecture: str, drafts: int = 0) -> None:
         self.gguf, self.architecture = gguf, architecture
         #: The number of layers in the file, including layers that draft.
         self.n_blocks = self.integer("block_count", most=MAX_LAYERS)
         own = DraftingLayers(self.n_blocks, 0)
         # All layers of an assistant draft.
         if architecture != ASSISTANT:
-            own = find_drafting_layers(gguf, self.key("nextn_predict_layers"), self.n_blocks)
+            own = find_drafting_layers(gguf, self.key("nextn_predict_layers"), self.n_blocks, max(drafts, 1))
         self.n_layer, self.n_mtp = own.n_layer, own.count
         #: Why the layers that draft cannot be used; "" if they can, or if there are none.
         self.mtp_problem = own.problem
@@ -105,7 +105,7 @@ class Metadata:
         if len(values) < self.n_layer:
             self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
         listed = [int(v) for v in values[: self.n_blocks]]
-        # If the list has no element for the layer that drafts, the value of the last layer of the trunk is used.
+        # If the list has no element for a layer that drafts, the value of the last layer of the trunk is used.
         return listed + [listed[-1]] * (self.n_blocks - len(listed))
 
     def numbers(self, name: str, default: float = 0.0) -> list[float]:
@@ -140,7 +140,9 @@ class Metadata:
         """
         name = "attention.sliding_window_pattern"
         if self.gguf.kinds.get(self.key(name)) == "bool[]":
-            return self.flags(name) + [False] * self.n_mtp
+            # Files may have values for the layers that draft, too.
+            behind = self.gguf.require(self.key(name), "bool[]")[self.n_layer : self.n_blocks]
+            return [*self.flags(name), *map(bool, behind)] + [False] * (self.n_mtp - len(behind))
         n = self.integer(name, period, 1, MAX_LAYERS)
         full = 0 if dense_first else n - 1
         return [il % n != full for il in range(self.n_layer)] + [False] * self.n_mtp
@@ -347,16 +349,17 @@ class Metadata:
     def model(self, layer: Callable[[int], LayerConfig], **others: Any) -> ModelConfig:
         """The configuration of the model.
 
-        layer: returns the configuration of layer il.  The index of the layer that drafts is ``n_layer``.
+        layer: returns the configuration of layer il.  The index of the first layer that drafts is ``n_layer``.
         others: further fields of :class:`ModelConfig`.
         """
         if not self.flag("attention.causal", True):
             self.refuse(
                 "attention.causal", "is false: a model that looks ahead, as for embeddings, cannot generate text"
             )
-        drafts = self.n_mtp > 0 and not self.mtp_problem
-        layers = tuple(layer(il) for il in range(self.n_layer + drafts))
-        if self.mixture and not any(each.network.is_mixture for each in layers):
+        n_mtp = 0 if self.mtp_problem else self.n_mtp
+        layers = tuple(layer(il) for il in range(self.n_layer + n_mtp))
+        has_trunk = any(name.startswith("blk.0.") for name in self.gguf.tensors)
+        if self.mixture and has_trunk and not any(each.network.is_mixture for each in layers):
             a = self.architecture
             self.unsupported(f"{a} models with experts are not supported; use a dense {a} model.")
         return ModelConfig(
@@ -367,7 +370,7 @@ class Metadata:
             n_ctx_train=self.n_ctx_train,
             norm_eps=self.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
             layers=layers[: self.n_layer],
-            mtp=layers[self.n_layer] if drafts else None,
+            mtp=layers[self.n_layer :],
             n_mtp_in_file=self.n_mtp,
             mtp_problem=self.mtp_problem,
             **others,

@@ -1,4 +1,4 @@
-"""Multi-token prediction: a layer after the trunk that drafts the tokens after the next (DeepSeek-V3, Liu et al. 2024, 2.2).
+"""Multi-token prediction: layers after the trunk that draft the tokens after the next (DeepSeek-V3, Liu et al. 2024, 2.2).
 
 For token t at position p, with h the normalized output of the trunk at position p - 1, or 0 for p = 0::
 
@@ -6,18 +6,28 @@ For token t at position p, with h the normalized output of the trunk at position
     y = layer(x)                                        attention over a separate cache, then the feed-forward network
     h' = rms_norm(y, shared_head_norm);  logits = h' Whead, for position p + 1
 
-(llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  For further drafts, h' replaces h.
+(llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  For further drafts, h' replaces h.  In some models h
+is the output of the trunk before its norm, and y replaces it (``ModelConfig.mtp_normed``).
 
-The layer is stored after the layers of the trunk in the same file, or in a separate file.  The embedding and Whead are those
-of the trunk unless the file of the layer has ``nextn.embed_tokens`` or ``nextn.shared_head_head``.
+Most models have one such layer.  A model may have a chain of them, each with its own weights and cache: the i-th draft of a
+step is made by the i-th layer, and the last layer makes all further drafts.  The attention of a layer reads the keys of the
+drafts before its own, so a draft also stores keys and values of all later layers, which have the same inputs t and h::
+
+    layer 0   token p    draft: token p + 1
+    layer 1   keys of p  token p + 1    draft: token p + 2
+    layer 2   keys of p  keys of p + 1  token p + 2    draft: token p + 3
+
+Layers are stored after the layers of the trunk in the same file, or in a separate file.  The embedding and Whead are those
+of the trunk unless the layer has ``nextn.embed_tokens`` or ``nextn.shared_head_head``.
 
 The outputs h are stored in a ring for each sequence, and the keys and values in pages, all indexed by position.  Every pass
 of the trunk writes them for its tokens (:meth:`MTP.follow`), and overwrites the entries that drafts have stored.  Drafts
-therefore need no cleanup, the cache of committed tokens is always computed from outputs of the trunk, and a rollback only
+therefore need no cleanup, the caches of committed tokens are always computed from outputs of the trunk, and a rollback only
 changes the next position.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,9 +35,9 @@ from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.base import Model
-from engine.models.layer import load_layer
+from engine.models.layer import Layer, load_layer
 from engine.models.loader import Loader
-from engine.models.needs import hidden_ring
+from engine.models.needs import hidden_ring, stream_width
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
@@ -35,17 +45,17 @@ LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
 """Tensors in the file of a layer that are not loaded, because the layer uses those of the model."""
 
 
-class MTP:
-    """The layer that drafts for ``model``.
+class DraftingLayer:
+    """One layer that drafts for ``model``.
 
-    loader: loads the tensors of the layer.  It is the model itself, or a loader of the layer's file.
+    loader: loads its tensors.  It is the model itself, or a loader of the layer's file; il: its index.
     """
 
-    def __init__(self, model: Model, loader: Loader) -> None:
-        c, own = model.config, f"blk.{model.config.n_layer}."
-        self._model = model
-        self._layer = load_layer(loader, loader, c.n_layer)
+    def __init__(self, model: Model, loader: Loader, il: int) -> None:
+        c, own = model.config, f"blk.{il}."
         nextn = own + "nextn."
+        self.il = il
+        self.layer: Layer = load_layer(loader, loader, il)
         self.eh_proj = loader.product(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
         self.enorm = loader.vector(nextn + "enorm.weight", c.n_embd)
         self.hnorm = loader.vector(nextn + "hnorm.weight", c.n_embd)
@@ -55,81 +65,132 @@ class MTP:
         self.output = loader.product(head, *shape) if loader.has(head) else model.output
         norm = loader.optional(nextn + "shared_head_norm.weight", c.n_embd)
         self.output_norm = model.output_norm if norm is None else norm
-        self._n_bytes = bytes_of_draft(model, loader, own)
+        #: The size in bytes of the weights that one draft reads.
+        self.n_bytes = bytes_of_draft(model, loader, own, il)
+
+    def joined(self, model: Model, hidden: Array, batch: Batch[Array]) -> Array:
+        """The inputs x of the layer, float32 [rows, n_embd], computed from the tokens and from h of the preceding positions.
+
+        hidden: the rings of h, float32 [sequences, length, n_embd].
+        """
+        ops, c = model.ops, model.config
+        e = ops.embed(self.embed_tokens, batch.tokens, c.embedding_scale)
+        return self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, hidden, self.hnorm, batch, c.norm_eps))
+
+    def remember(self, model: Model, hidden: Array, batch: Batch[Array]) -> None:
+        """Store the keys and values of the rows.  hidden: the rings of h, float32 [sequences, length, n_embd]."""
+        self.layer.remember(model.ops, self.joined(model, hidden, batch), model.memory(self.il), batch)
+
+    def run(self, model: Model, hidden: Array, batch: Batch[Array]) -> Array:
+        """The output y of the layer, float32 [rows, n_embd].  hidden: the rings of h, float32 [sequences, length, n_embd]."""
+        return self.layer.run(model.ops, self.joined(model, hidden, batch), model.memory(self.il), batch)
+
+    def finish(self, model: Model, y: Array, hidden: Array, batch: Batch[Array]) -> Array:
+        """Store what replaces h in the rings ``hidden``; returns the logits, float32 [rows, n_vocab].
+
+        y: the output of the layer, float32 [rows, n_embd].
+        """
+        ops, c = model.ops, model.config
+        normed = ops.rms_norm(y, self.output_norm, c.norm_eps)
+        if c.mtp_normed:
+            y = normed = ops.plain(normed)
+        ops.keep_rows(hidden, y, batch)
+        return self.output.apply(ops, normed)
+
+
+@dataclass(frozen=True)
+class DraftPass:
+    """The operations of the pass by which layer ``number`` of ``mtp`` drafts."""
+
+    mtp: "MTP"
+    number: int
+
+    def __call__(self, batch: Batch[Array], n_logits: int) -> Array:
+        """Logits after each token, float32 [rows, n_vocab].
+
+        h of the position before the token must be stored.  The pass stores what replaces h at the position of the token.  The
+        next pass of the trunk overwrites it with h.
+        """
+        mtp, model = self.mtp, self.mtp.model
+        y = mtp.layers[self.number].run(model, mtp.hidden, batch)
+        for later in mtp.layers[self.number + 1 :]:
+            later.remember(model, mtp.hidden, batch)
+        return mtp.layers[self.number].finish(model, y, mtp.hidden, batch)
+
+
+class MTP:
+    """The layers that draft for ``model``, in the order of the chain."""
+
+    def __init__(self, model: Model, layers: SequenceOf[DraftingLayer]) -> None:
+        self.model = model
+        self.layers = list(layers)
         #: Memory for the inputs of draft passes.
         self.inputs = model.ops.inputs()
-        length = hidden_ring(model.max_rows, model.rewind).capacity
-        #: float32 [sequences, length, n_embd]: h of position p is in row p % length.
-        self.hidden = model.ops.zeros((model.n_sequences, length, c.n_embd), np.float32)
+        sizes = model.n_sequences, hidden_ring(model.max_rows, model.rewind).capacity, stream_width(model.config)
+        #: float32 [sequences, length, n]: h of position p is in row p % length.
+        self.hidden = model.ops.zeros(sizes, np.float32)
 
     @property
     def ops(self) -> Ops:
-        """The backend that computes the layer."""
-        return self._model.ops
+        """The backend that computes the layers."""
+        return self.model.ops
 
     def belong(self, model: Model) -> None:
-        """Set the model for which the layer drafts.  ``model`` must have the same weights as the previous one."""
-        self._model = model
+        """Set the model for which the layers draft.  ``model`` must have the same weights as the previous one."""
+        self.model = model
 
     @property
     def n_bytes(self) -> int:
-        """The size in bytes of the weights that one draft reads."""
-        return self._n_bytes
+        """The size in bytes of the weights that one draft reads: the mean of all layers."""
+        return sum(layer.n_bytes for layer in self.layers) // len(self.layers)
 
-    def _joined(self, batch: Batch[Array]) -> Array:
-        """The inputs x of the layer, computed from the tokens and from h of the preceding positions, float32 [rows,
-        n_embd]."""
-        ops, c = self._model.ops, self._model.config
-        e = ops.embed(self.embed_tokens, batch.tokens, c.embedding_scale)
-        return self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps))
+    @property
+    def passes(self) -> tuple[DraftPass, ...]:
+        """The pass of each layer: the i-th computes the i-th draft of a step, and the last one all further drafts."""
+        return tuple(DraftPass(self, number) for number in range(len(self.layers)))
 
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
-        """Store the outputs of the trunk for the tokens of a pass, hidden [rows, n_embd], and the keys and values of this
-        layer for these tokens."""
-        model = self._model
-        model.ops.keep_rows(self.hidden, hidden, batch)
-        self._layer.remember(model.ops, self._joined(batch), model.memory(model.config.n_layer), batch)
+        """Store the outputs of the trunk for the tokens of a pass, hidden [rows, n], and the keys and values of all layers
+        for these tokens."""
+        self.model.ops.keep_rows(self.hidden, hidden, batch)
+        for layer in self.layers:
+            layer.remember(self.model, self.hidden, batch)
 
-    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
-        """The operations of a draft pass: logits after one token, float32 [1, n_vocab].
-
-        h of the position before the token must be stored.  The pass stores h' at the position of the token.  The next pass
-        of the trunk overwrites it with h.
-        """
-        model, ops, c = self._model, self._model.ops, self._model.config
-        x = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
-        hidden = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
-        ops.keep_rows(self.hidden, hidden, batch)
-        return self.output.apply(ops, hidden)
-
-    def forward(self, token: int, position: int, sequence: Sequence) -> np.ndarray:
-        """Run a draft pass.  Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
-        model = self._model
+    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0) -> np.ndarray:
+        """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
+        ``token`` at ``position``."""
+        model = self.model
         model.reserve(position + 1)
         sequence.reserve(position + 1)
         sequence.overwrite(position + 1)
         model.cache.publish()
         tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)
-        logits = model.ops.run(self.compute, batch, 1, self.inputs)
+        logits = model.ops.run(self.passes[min(number, len(self.layers) - 1)], batch, 1, self.inputs)
         assert logits is not None
         return logits[0]
 
     def reserve(self, length: int) -> None:
-        """Compute the rotation angles of positions [0, length), which the layer shares with the trunk."""
-        self._model.reserve(length)
+        """Compute the rotation angles of positions [0, length), which the layers share with the trunk."""
+        self.model.reserve(length)
+
+
+def drafting_layers(model: Model, loader: Loader) -> list[DraftingLayer]:
+    """Load all layers that draft for ``model``.  loader: the model itself, or a loader of their file."""
+    first = model.config.n_layer
+    return [DraftingLayer(model, loader, first + number) for number in range(len(model.config.mtp))]
 
 
 def load_mtp(model: Model, gguf: GGUF) -> MTP:
-    """Load a layer that drafts from a separate file, for a model whose configuration includes it.
+    """Load the layers that draft from a separate file, for a model whose configuration includes them.
 
     Raises ModelError if the tensors do not match the model.
     """
     loader = layer_loader(model, gguf)
-    layer = MTP(model, loader)
+    layers = drafting_layers(model, loader)
     loader.ignore(*LENT)
     loader.check_complete()
-    return layer
+    return MTP(model, layers)
 
 
 def layer_loader(model: Model, gguf: GGUF) -> Loader:
@@ -144,12 +205,12 @@ def layer_tensors(gguf: GGUF) -> list[GGUFTensor]:
     return [tensor for name, tensor in gguf.tensors.items() if name not in LENT]
 
 
-def bytes_of_draft(model: Model, loader: Loader, own: str, head: str = "") -> int:
-    """The size in bytes of the weights that one draft reads: those of the layer and of the output head.
+def bytes_of_draft(model: Model, loader: Loader, own: str, il: int, head: str = "") -> int:
+    """The size in bytes of the weights that one draft reads: those of layer ``il`` and of the output head.
 
     own, head: the prefixes of the names of the layer's tensors.
     """
-    tensors, blk = loader.gguf.tensors, f"blk.{model.config.n_layer}."
+    tensors, blk = loader.gguf.tensors, f"blk.{il}."
     begin = (own, head) if head else (own,)
     read = [tensor for name, tensor in tensors.items() if name.startswith(begin) and "embed_tokens" not in name]
     if own + "nextn.shared_head_head.weight" not in tensors:

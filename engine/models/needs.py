@@ -37,7 +37,7 @@ def context_bytes(
     every = zip(config.owners, cache_specs(config, rewind, ops.decode_rows), strict=True)
     specs = [spec for il, spec in every if placement is None or placement.memory(il) is ops]
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
-    if config.mtp is not None and (placement is None or placement.last is ops):
+    if config.mtp and (placement is None or placement.last is ops):
         cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity * n_sequences
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
 
@@ -51,7 +51,7 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:
-    """The specifications of the caches of all layers that have one.  The layer that drafts comes last.
+    """The specifications of the caches of all layers that have one.  Those of layers that draft come last.
 
     rewind: the number of tokens that recurrent layers can always roll back.
     decode_rows: the maximum number of rows in a decode batch.
@@ -84,7 +84,7 @@ def snapshot_bytes(config: ModelConfig) -> int:
     because layers with a window have freed pages with keys and values.
     """
     restorable = all(spec.restorable for spec in cache_specs(config, 1))
-    outputs = 4 * stream_width(config) if config.mtp is not None and restorable else 0
+    outputs = 4 * stream_width(config) if config.mtp and restorable else 0
     return recurrent_bytes(config) + outputs
 
 

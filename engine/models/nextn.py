@@ -22,14 +22,14 @@ class DraftingLayers:
     problem: str = ""
 
 
-def find_drafting_layers(gguf: GGUF, key: str, n_blocks: int) -> DraftingLayers:
+def find_drafting_layers(gguf: GGUF, key: str, n_blocks: int, most: int) -> DraftingLayers:
     """Find the layers that draft in a file with ``n_blocks`` layers.
 
     Tensors whose names contain ``nextn`` belong to layers that draft.  If they contradict the number in the metadata, they
     determine which layers belong to the trunk, and the other layers cannot draft.  Raises GGUFError if no layer belongs to
     the trunk.
 
-    key: the key of the number of layers that draft.
+    key: the key of the number of layers that draft; most: how many of them models of this architecture can have.
     """
     found = sorted({int(match[1]) for match in map(_NEXTN.match, gguf.tensors) if match})
     if not found:
@@ -43,5 +43,9 @@ def find_drafting_layers(gguf: GGUF, key: str, n_blocks: int) -> DraftingLayers:
     if told != count:
         given = f"is {told}" if key in gguf.metadata else "is missing"
         return DraftingLayers(first, count, f"{key} {given}, and the file has {count} such layer{'s' * (count > 1)}")
-    problem = f"{key} is {count}, and drafts by one layer are supported" if count > 1 else ""
+    problem = f"{key} is {count}, and {_supported(most)} supported" if count > most else ""
     return DraftingLayers(first, count, problem)
+
+
+def _supported(most: int) -> str:
+    return f"drafts by up to {most} layers are" if most > 1 else "drafts by one layer are"

@@ -41,7 +41,7 @@ from engine.models.kinds import check_kind, check_towers, unsupported
 from engine.models.metadata import Metadata
 from engine.models.mtp import MTP, load_mtp
 from engine.models.placement import Placement
-from engine.models.streams_mtp import StreamsMTP
+from engine.models.streams_mtp import load_streams_mtp
 from engine.ops.operations import Ops
 
 FAMILIES = (
@@ -98,7 +98,7 @@ def read_config(gguf: GGUF) -> ModelConfig:
             f"{gguf.path} is a layer that only drafts for a {name} model; give it as the draft model (draft_model=...)."
         )
     entry = ARCHITECTURES[name]
-    return entry.read(Metadata(gguf, name, drafts=entry.drafts == "MTP"))
+    return entry.read(Metadata(gguf, name, entry.n_mtp))
 
 
 def read_assistant(gguf: GGUF) -> ModelConfig:
@@ -135,9 +135,9 @@ def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
         raise ModelError(f"{drafts}, and {gguf.path} is {config.architecture}.")
     config = replace(config, mtp_apart=True, mtp_problem="")
     if name == "deepseek4":
-        return replace(config, mtp=drafting_layer(Metadata(gguf, name)))
-    own = ARCHITECTURES[name].read(Metadata(layer, name, drafts=True))
-    if own.mtp is None:
+        return replace(config, mtp=(drafting_layer(Metadata(gguf, name)),))
+    own = ARCHITECTURES[name].read(Metadata(layer, name, ARCHITECTURES[name].n_mtp))
+    if not own.mtp:
         raise ModelError(f"{layer.path} cannot draft: {own.mtp_problem}.")
     if own.n_embd != config.n_embd:
         raise ModelError(f"{drafts} with embeddings of {own.n_embd}, and {gguf.path} has {config.n_embd}.")
@@ -174,7 +174,7 @@ def build(
     # Numbers of a damaged file may overflow.  The logits are checked for this, so warnings of NumPy are not needed.
     with np.errstate(all="ignore"):
         model = ARCHITECTURES[config.architecture].model(config, gguf, placement, *sizes)
-    if model.config.mtp is None or model.config.mtp_apart:
+    if not model.config.mtp or model.config.mtp_apart:
         drafting = model.config.drafting
         model.ignore(*(name for name in gguf.tensors if name.startswith(drafting)))
     model.check_complete()
@@ -186,9 +186,9 @@ def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
 
     Raises ModelError if the tensors do not match the model.
     """
-    return load_mtp(model, layer) if model.config.streams is None else StreamsMTP(model, layer)
+    return load_mtp(model, layer) if model.config.streams is None else load_streams_mtp(model, layer)
 
 
 def without_mtp(config: ModelConfig) -> ModelConfig:
     """A copy of the configuration without the layer that drafts."""
-    return replace(config, mtp=None, mtp_problem="")
+    return replace(config, mtp=(), mtp_problem="")

@@ -28,22 +28,20 @@ from engine.models.families.deepseek4 import load_layer
 from engine.models.hyper import load_hyper_connection
 from engine.models.linear import Linear
 from engine.models.loader import Loader
-from engine.models.mtp import LENT, MTP, bytes_of_draft, layer_loader
-from engine.models.needs import hidden_ring
+from engine.models.mtp import LENT, MTP, DraftingLayer, bytes_of_draft, layer_loader
 from engine.ops.weight import Weight
 
 
-class StreamsMTP(MTP):
-    """The layer in another file that drafts for ``model``, whose configuration must include it.
+class StreamsLayer(DraftingLayer):
+    """The layer that drafts for a model with hyper-connections, whose configuration must include it.
 
-    Raises ModelError if the layer belongs to another model.
+    loader: a loader of the layer's file.
     """
 
-    def __init__(self, model: Model, gguf: GGUF) -> None:
+    def __init__(self, model: Model, loader: Loader) -> None:
         c = model.config
-        assert c.mtp is not None and c.streams is not None
-        self._model = model
-        loader = layer_loader(model, gguf)
+        (config,) = c.mtp
+        self.il = c.n_layer
         own = "mtp.0." if loader.has("mtp.0.e_proj.weight") else f"blk.{c.n_layer}."
         nextn, head, norm = own + "nextn.", "output_hc", own + "nextn.shared_head_norm.weight"
         if own == "mtp.0.":
@@ -53,7 +51,7 @@ class StreamsMTP(MTP):
             joined = loader.weight(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
         self.eh_proj = Linear(model.ops.weight(joined))
         self.enorm, self.hnorm = (loader.vector(f"{nextn}{name}.weight", c.n_embd) for name in ("enorm", "hnorm"))
-        self._layer = load_layer(loader, loader, own, c.mtp)  # type: ignore[assignment]
+        self.layer = load_layer(loader, loader, own, config)  # type: ignore[assignment]
         self._streams = load_hyper_connection(loader, head, last=True)
         self.embed_tokens, self.output = model.token_embd, model.output
         own_head = own + "nextn.shared_head_head.weight"
@@ -62,32 +60,36 @@ class StreamsMTP(MTP):
         norms = [name for name in (norm, "output_norm.weight") if loader.has(name)]
         self.output_norm = loader.vector(norms[0], c.n_embd) if norms else model.output_norm
         loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
-        loader.check_complete()
-        self._n_bytes = bytes_of_draft(model, loader, own, head)
-        #: Memory for the inputs of draft passes.
-        self.inputs = model.ops.inputs()
-        length = hidden_ring(model.max_rows, model.rewind).capacity
-        #: float32 [sequences, length, 4 n_embd]: H of position p is in row p % length.
-        self.hidden = model.ops.zeros((model.n_sequences, length, c.streams.count * c.n_embd), np.float32)
+        self.n_bytes = bytes_of_draft(model, loader, own, self.il, head)
 
-    def _joined(self, batch: Batch[Array]) -> Array:
-        """The streams X, computed from the tokens and from H of the preceding positions: float32 [rows, 4 n_embd]."""
-        ops, c = self._model.ops, self._model.config
+    def joined(self, model: Model, hidden: Array, batch: Batch[Array]) -> Array:
+        """The streams X, float32 [rows, 4 n_embd], computed from the tokens and from H of the preceding positions.
+
+        hidden: the rings of H, float32 [sequences, length, 4 n_embd].
+        """
+        ops = model.ops
         e = ops.embed(self.embed_tokens, batch.tokens)
-        x = self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps))
+        x = self.eh_proj.apply(ops, ops.mtp_input(e, self.enorm, hidden, self.hnorm, batch, model.config.norm_eps))
         return x.reshape(batch.rows, x.size // batch.rows)
 
-    def compute(self, batch: Batch[Array], n_logits: int) -> Array:
-        """The operations of a draft pass: logits after one token, float32 [1, n_vocab].
-
-        H of the position before the token must be stored.  The pass stores Y at the position of the token.  The next pass of
-        the trunk overwrites it with H.
-        """
-        model, ops, c = self._model, self._model.ops, self._model.config
-        y = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
-        ops.keep_rows(self.hidden, y, batch)
+    def finish(self, model: Model, y: Array, hidden: Array, batch: Batch[Array]) -> Array:
+        """Store the streams y [rows, 4 n_embd] after the layer in the rings ``hidden``; returns the logits, float32 [rows,
+        n_vocab]."""
+        ops = model.ops
+        ops.keep_rows(hidden, y, batch)
         u = ops.collapse(y, self._streams.weights(ops, y))
-        return self.output.apply(ops, ops.rms_norm(u, self.output_norm, c.norm_eps))
+        return self.output.apply(ops, ops.rms_norm(u, self.output_norm, model.config.norm_eps))
+
+
+def load_streams_mtp(model: Model, gguf: GGUF) -> MTP:
+    """Load the layer that drafts from a separate file, for a model with hyper-connections whose configuration includes it.
+
+    Raises ModelError if the layer belongs to another model.
+    """
+    loader = layer_loader(model, gguf)
+    layer = StreamsLayer(model, loader)
+    loader.check_complete()
+    return MTP(model, [layer])
 
 
 def _beside(loader: Loader, *names: str) -> Weight:

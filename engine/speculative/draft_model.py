@@ -107,9 +107,9 @@ class DraftModel(Source):
     # --- passes on the target's own device -------------------------------------------------------------------------
 
     @property
-    def compute(self) -> Forward[Array]:
-        """A pass."""
-        return self.llm.model.compute
+    def passes(self) -> tuple[Forward[Array]]:
+        """The pass of all drafts."""
+        return (self.llm.model.compute,)
 
     def catch_up(self, known: Sequence[int], target: TokenSequence) -> None:
         """Make the sequence in the slot of ``target`` hold all of ``known`` but the last one or two tokens, with the salt of

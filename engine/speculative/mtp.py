@@ -1,12 +1,13 @@
-"""The target's own layer for drafting as a source of drafts (``engine/models/mtp.py``)."""
+"""The target's own layers for drafting as a source of drafts (``engine/models/mtp.py``)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from engine.arrays import Array, Batch
+from engine.arrays import Array
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.models.drafter import Drafter
+from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
@@ -14,7 +15,8 @@ from engine.speculative.source import LoadedLLM, Source
 
 
 class MTPDraft(Source):
-    """A chain of drafts: the layer continues from the trunk's output before the last sampled token, then from its own.
+    """A chain of drafts: the first layer continues from the trunk's output before the last sampled token, and the next
+    layer, or the last one again, from the output of the one before.
 
     It never has to catch up or roll back: every pass of the trunk stores in its memory what the next draft needs.
     """
@@ -57,7 +59,7 @@ class MTPDraft(Source):
         arguments and result are those of :meth:`engine.speculative.draft_model.DraftModel.propose`."""
 
         def logits(history: list[int]) -> np.ndarray:
-            return self._drafter.forward(history[-1], len(history) - 1, sequence)
+            return self._drafter.forward(history[-1], len(history) - 1, sequence, len(history) - len(known))
 
         return drafted(logits, known, count, sampler, p_min, with_distributions, self.script)
 
@@ -67,9 +69,9 @@ class MTPDraft(Source):
     # --- passes on the device ------------------------------------------------------------------------------------
 
     @property
-    def compute(self) -> Callable[[Batch[Array], int], Array]:
-        """A pass."""
-        return self._drafter.compute
+    def passes(self) -> Sequence[Forward[Array]]:
+        """Its passes: the i-th computes the i-th draft of a step, and the last one all further drafts."""
+        return self._drafter.passes
 
     def catch_up(self, known: Sequence[int], target: TokenSequence) -> None:
         """Does nothing: the trunk has already stored what is needed."""

@@ -51,8 +51,8 @@ class DeviceDraft(Protocol):
         and the position before it; None if it uses neither."""
 
     @property
-    def compute(self) -> Forward[Array]:
-        """A pass."""
+    def passes(self) -> Sequence[Forward[Array]]:
+        """Its passes: the i-th computes the i-th draft of a step, and the last one all further drafts."""
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """The sampler that draws its tokens when ``sampler`` draws the target's."""

@@ -1,4 +1,4 @@
-"""Shapes of mixtures whose tensors are not those of Llama or Qwen: gpt-oss and GLM 4.5."""
+"""Shapes of mixtures whose tensors are not those of Llama or Qwen: gpt-oss, GLM 4.5 and Step 3.5."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,6 +92,69 @@ class Glm4MoeShape(Shape):
         }
 
 
+@dataclass(frozen=True)
+class Step35Shape(Shape):
+    """Step 3.5: every fourth layer, beginning with the first one, has no window and ``n_head`` heads; the others have one,
+    and ``n_head_sliding`` heads.  Each head has a gate.  The first ``n_dense`` layers are dense, like layers that draft."""
+
+    n_head_sliding: int = 0
+    n_dense: int = 0
+
+    @property
+    def sliding(self) -> list[bool]:
+        """For each layer of the file, whether it has a window."""
+        return [il < self.n_layer and il % 4 != 0 for il in range(self.n_block)]
+
+    @property
+    def head_counts(self) -> list[int]:
+        """The number of heads of each layer of the file."""
+        return [self.n_head_sliding if slides else self.n_head for slides in self.sliding]
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
+        e, d, mix = self.n_embd, self.head_dim, self.experts
+        assert mix is not None
+        yield "token_embd.weight", (self.n_vocab, e)
+        for layer, n_head in enumerate(self.head_counts):
+            block, kv = f"blk.{layer}.", self.n_head_kv * d
+            yield block + "attn_norm.weight", (e,)
+            for name, rows in (("q", n_head * d), ("k", kv), ("v", kv), ("gate", n_head)):
+                yield f"{block}attn_{name}.weight", (rows, e)
+            yield block + "attn_q_norm.weight", (d,)
+            yield block + "attn_k_norm.weight", (d,)
+            yield block + "attn_output.weight", (e, n_head * d)
+            yield block + "ffn_norm.weight", (e,)
+            if layer < self.n_dense or layer >= self.n_layer:
+                yield from self._feed_forward(block)
+            else:
+                yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+                yield block + "exp_probs_b.bias", (mix.n_expert,)
+                for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
+                    yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
+                    yield f"{block}ffn_{name}_shexp.weight", (rows, columns)
+            if layer >= self.n_layer:
+                yield from self._nextn(block)
+                yield block + "nextn.shared_head_head.weight", (self.n_vocab, e)
+        yield "output_norm.weight", (e,)
+        yield "output.weight", (self.n_vocab, e)
+
+    def metadata(self) -> dict[str, Value]:
+        """The router, windows, limits of the last two layers, and which layers are dense or draft."""
+        assert self.experts is not None
+        limited = [self.n_layer - 2 <= il < self.n_layer for il in range(self.n_block)]
+        return {
+            "attention.sliding_window_pattern": self.sliding,
+            "rope.freq_base_swa": 10000.0,
+            "leading_dense_block_count": self.n_dense,
+            "expert_shared_feed_forward_length": self.experts.n_ff,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 3.0,
+            "swiglu_clamp_exp": [7.0 * limit for limit in limited],
+            "swiglu_clamp_shexp": [16.0 * limit for limit in limited],
+            "nextn_predict_layers": self.n_mtp,
+        }
+
+
 # Layers, width, heads, KV heads, head size, feed-forward, vocabulary, context, RoPE base, epsilon.
 # fmt: off
 MIXTURES: dict[str, Shape] = {
@@ -107,6 +170,10 @@ MIXTURES: dict[str, Shape] = {
         "glm4moe", 46, 4096, 96, 8, 128, 10944, 151552, 131072, 1e6, 1e-5, tied=False, n_rot=64, n_mtp=1,
         experts=ExpertsConfig(128, 8, 1408),
     ),
+    "step-3.5-flash": Step35Shape(
+        "step35", 45, 4096, 64, 8, 128, 11264, 128896, 65536, 5e6, 1e-5, tied=False, window=512, n_mtp=3,
+        experts=ExpertsConfig(288, 8, 1280), n_head_sliding=96, n_dense=3,
+    ),
     # Widths that are multiples of 32 only, a window that a short prompt exceeds, and five experts.
     "tiny-gpt-oss": GptOssShape(
         "gpt-oss", 4, 288, 9, 3, 64, 0, N_VOCAB_TINY, 512, 1e4, 1e-5, tied=False, window=32,
@@ -115,6 +182,10 @@ MIXTURES: dict[str, Shape] = {
     "tiny-glm4moe": Glm4MoeShape(
         "glm4moe", 3, 256, 9, 3, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, n_rot=32, n_mtp=1,
         experts=ExpertsConfig(7, 3, 256),
+    ),
+    "tiny-step35": Step35Shape(
+        "step35", 3, 256, 4, 2, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, window=32, n_mtp=3,
+        experts=ExpertsConfig(7, 3, 256), n_head_sliding=6, n_dense=1,
     ),
 }
 # fmt: on

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as T
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
 
-Value = int | float | bool | str | list[int] | list[float]
+Value = int | float | bool | str | list[int] | list[float] | list[bool]
 """A value of the metadata."""
 
 TABLE = "ffn_gate_tid2eid.weight"
@@ -93,6 +93,11 @@ class Shape:
     def n_block(self) -> int:
         """The number of layers in the file: those of the trunk and those that follow it."""
         return self.n_layer + self.n_mtp
+
+    @property
+    def head_counts(self) -> int | list[int]:
+        """The number of heads, or that of each layer of the file."""
+        return self.n_head
 
     @property
     def value_dim(self) -> int:

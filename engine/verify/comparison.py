@@ -56,7 +56,7 @@ class Comparison:
                 both.forward(tokens, positions, min(tokens.size, DECODE_ROWS))
         if self.cpu.model.drafter is not None:
             for position in range(len(ids), min(len(ids) + 2, self.cpu.n_ctx)):
-                both.draft(ids[-1], position)
+                both.draft(ids[-1], position, position - len(ids))
 
     # --- whole passes ------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Comparison:
             if self.cpu.model.drafter is not None:
                 last = (history[-1], len(history))
                 models = [llm.model for llm in (self.cpu, self.gpu)]
-                drafted = [m.drafter.forward(*last, m.sequence)[None] for m in models if m.drafter is not None]
+                drafted = [m.drafter.forward(*last, m.sequence, 0)[None] for m in models if m.drafter is not None]
                 check = Check(f"logits of a draft after position {last[1]}: ", *drafted)
                 self.tally.whole("logits of drafts", "by the model's own layer", check)
                 if check.differing.any():

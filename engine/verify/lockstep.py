@@ -28,7 +28,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
 from engine.errors import DeviceError
-from engine.models.mtp import MTP
+from engine.models.mtp import MTP, DraftingLayer
 from engine.models.placement import Placement
 from engine.models.rotary import Rotary
 from engine.ops.observation import Observation
@@ -174,7 +174,7 @@ def join(cpu: Given, gpu: Given, name: str = "") -> Given:
         return Pair(cpu, gpu, name)
     if isinstance(cpu, (list, tuple)):
         return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
-    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary, MTP)):
+    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary, MTP, DraftingLayer)):
         both = copy.copy(cpu)
         for field, value in vars(cpu).items():
             object.__setattr__(both, field, join(value, vars(gpu)[field], field))
@@ -281,13 +281,14 @@ class Lockstep:
             model.sequence.commit(tokens.tolist())
         return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
 
-    def draft(self, token: int, position: int) -> None:
-        """Run a pass of the layer that drafts, after the tokens in the cache.  Raises Difference unless all results are
-        equal."""
+    def draft(self, token: int, position: int, number: int) -> None:
+        """Run the pass of draft ``number`` of a step, after the tokens in the cache.  Raises Difference unless all results
+        are equal."""
         for model in (self._cpu, self._gpu):
             model.reserve(position + 1)
         at_token, at_position = (np.array([value], np.int32) for value in (token, position))
-        self._model.drafter.compute(self._pass(at_token, at_position), 1)
+        passes = self._model.drafter.passes
+        passes[min(number, len(passes) - 1)](self._pass(at_token, at_position), 1)
 
     def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""

@@ -622,12 +622,14 @@ MODELS = [
     *(("tiny-gemma4-e", quant) for quant in ("Q4_K_M", "BF16")),
     *(("tiny-gpt-oss", quant) for quant in ("Q4_K_M", "Q8_0", "F32")),
     *(("tiny-glm4moe", quant) for quant in ("Q4_K_M", "IQ3_S", "F16")),
+    *(("tiny-step35", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
 ]
 MIXED = (
     "tiny-qwen3moe",
     "tiny-gpt-oss",
     "tiny-glm4moe",
+    "tiny-step35",
     "tiny-qwen35",
     "tiny-qwen35moe",
     "tiny-gemma4",
@@ -708,6 +710,7 @@ WIDE = [
     ("tiny-gpt-oss", "Q8_0", "q8_0"),
     ("tiny-glm4moe", "Q4_K_M", "f16"),
     ("tiny-glm4moe", "IQ2_S", "f32"),
+    ("tiny-step35", "Q4_K_M", "f16"),
 ]
 
 

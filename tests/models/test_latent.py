@@ -54,7 +54,7 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     assert (network.gating, network.n_group, network.n_group_used, network.group_best) == ("sigmoid", 4, 2, 2)
     of_v2 = v2.layers[-1].network
     assert isinstance(of_v2, ExpertsConfig) and (of_v2.gating, of_v2.group_best) == ("softmax", 1)
-    assert v3.mtp is None and glm.mtp is not None and isinstance(glm.mtp.mixer, LatentConfig)
+    assert not v3.mtp and isinstance(glm.mtp[0].mixer, LatentConfig)
 
 
 def test_a_lite_model_that_names_the_rank_of_a_larger_one(tmp_path: Path) -> None:

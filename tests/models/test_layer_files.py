@@ -25,7 +25,7 @@ from tests.tiers import few
 
 LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
 BUNDLED = "pycoder-moe-mtp"
-NAMES = ["glm4moe", "glm4moe-norms", "qwen35", "qwen35moe", "qwen3next", "deepseek2-glm"]
+NAMES = ["glm4moe", "glm4moe-norms", "qwen35", "qwen35moe", "qwen3next", "deepseek2-glm", "step35-mtp"]
 """Small models of all families; ``tests/models/test_families.py`` compiles the kernels of the first one, too."""
 
 OWN_HEAD = "glm4moe-norms"
@@ -45,13 +45,15 @@ def split(source: Path, folder: Path, lend: bool = True) -> tuple[Path, Path]:
     """The trunk and the layer of a file as two files; lend: the layer's file also has what is the trunk's."""
     metadata = read_gguf(source).metadata
     architecture = metadata["general.architecture"]
-    n = int(str(metadata[f"{architecture}.block_count"])) - 1
+    end, count = (int(str(metadata[f"{architecture}.{key}"])) for key in ("block_count", "nextn_predict_layers"))
+    n = end - count
+    own = tuple(f"blk.{il}." for il in range(n, end))
 
     def trunk(tensors: Packed) -> Packed:
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(f"blk.{n}.")}
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(own)}
 
     def layer(tensors: Packed) -> Packed:
-        return {name: t for name, t in tensors.items() if name.startswith(f"blk.{n}.") or (lend and name in LENT)}
+        return {name: t for name, t in tensors.items() if name.startswith(own) or (lend and name in LENT)}
 
     keys = {f"{architecture}.block_count": n, f"{architecture}.nextn_predict_layers": None}
     return edited(source, folder / "trunk.gguf", keys, trunk), edited(source, folder / "layer.gguf", change=layer)
@@ -103,7 +105,7 @@ def test_the_layer_is_that_of_the_whole_file(name: str, lend: bool, tmp_path: Pa
     trunk, layer = map(read_gguf, split(source, tmp_path, lend))
     expected, config = read_config(read_gguf(source)), read_config(trunk)
     assert is_mtp(layer) and not is_mtp(trunk) and not is_mtp(read_gguf(source))
-    assert config.mtp is None and config.mtp_problem == ""
+    assert not config.mtp and config.mtp_problem == ""
     joined = with_mtp(config, trunk, layer)
     assert (joined.layers, joined.mtp, joined.ropes) == (expected.layers, expected.mtp, expected.ropes)
 

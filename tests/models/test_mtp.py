@@ -72,7 +72,7 @@ def test_log_probabilities_are_the_same(llm: engine.LLM) -> None:
 
 def test_without_the_layer_the_answer_is_the_same(llm: engine.LLM) -> None:
     bare = engine.load("pycoder-moe-mtp", device="cpu", n_ctx=N_CTX, n_threads=1, mtp=False)
-    assert bare.draft is None and bare.config.mtp is None and len(bare.cache.layers) == len(llm.cache.layers) - 1
+    assert bare.draft is None and not bare.config.mtp and len(bare.cache.layers) == len(llm.cache.layers) - 1
     for temperature in (0.0, 1.0):
         given: dict[str, Any] = {"max_tokens": COUNT, "temperature": temperature, "seed": 9}
         assert bare.complete(PROMPTS[0], **given).ids == llm.complete(PROMPTS[0], **given).ids

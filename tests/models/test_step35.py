@@ -1,5 +1,6 @@
 """Files of Step 3.5 beyond those of the oracle: with the layers that draft, and damaged ones."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from engine.errors import EngineError
 from tests.oracle.families.family import Family
 from tests.oracle.families.step35 import CASES
 
-CASE, LIMITED = CASES
+CASE, LIMITED, DRAFTING = CASES
 PROMPT = list(range(40))
 
 
@@ -20,28 +21,44 @@ def load(case: Family, path: Path) -> Any:
     return engine.load(case.write_gguf(path), device="cpu", n_ctx=64, n_threads=1)
 
 
-def with_drafting_layers(case: Family) -> Family:
-    """The model with three layers after the trunk, as it is published: attention without a window, and limits of 0."""
-    n, e = case.config["num_hidden_layers"], case.config["hidden_size"]
-    last = {name: w for name, w in case.tensors().items() if name.startswith(f"blk.{n - 1}.")}
-    extra = dict(case.extra)
-    for il in range(n, n + 3):
-        extra |= {name.replace(f"blk.{n - 1}.", f"blk.{il}."): w for name, w in last.items()}
-        extra |= {f"blk.{il}.nextn.{name}.weight": np.ones(e, np.float32) for name in ("enorm", "hnorm")}
-        extra[f"blk.{il}.nextn.eh_proj.weight"] = np.ones((e, 2 * e), np.float32)
-    metadata = dict(case.metadata) | {"block_count": n + 3, "nextn_predict_layers": 3}
-    for key, value in case.metadata.items():
-        if isinstance(value, list):
-            metadata[key] = [*value, *[type(value[0])(0) if "clamp" in key else value[-1]] * 3]
-    return replace(case, extra=extra, metadata=metadata)
+def changed(case: Family, metadata: dict[str, Any], tensors: Callable[[str], bool]) -> Family:
+    """A model with other metadata, and without the tensors for which a function is false."""
+    kept = {name: weight for name, weight in case.tensors().items() if tensors(name)}
+    return replace(case, weights={}, tables={}, extra=kept, metadata=dict(case.metadata) | metadata)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_layers_that_draft_are_left_out(case: Family, tmp_path: Path) -> None:
-    alone, whole = load(case, tmp_path / "trunk.gguf"), load(with_drafting_layers(case), tmp_path / "whole.gguf")
-    assert whole.config.layers == alone.config.layers and whole.draft is None
+def test_a_chain_of_layers_that_draft(tmp_path: Path) -> None:
+    """Each has a cache of its own, also one with a window; without them the logits are the same."""
+    n, cut = DRAFTING.config["num_hidden_layers"], {"block_count": 2, "nextn_predict_layers": 0}
+    own = changed(DRAFTING, cut, lambda name: not name.startswith(("blk.2.", "blk.3.", "blk.4.")))
+    alone, whole = load(own, tmp_path / "trunk.gguf"), load(DRAFTING, tmp_path / "whole.gguf")
+    assert whole.config.layers == alone.config.layers and alone.draft is None and not whole.warnings
+    assert [layer.mixer.window for layer in whole.config.mtp] == [0, 24, 0]
+    assert whole.config.owners == tuple(range(n + 3)) and len(whole.model.drafter.passes) == 3
     assert np.array_equal(whole.logits(PROMPT), alone.logits(PROMPT))
-    assert "drafts by layers of step35 models are not supported" in " ".join(whole.warnings)
+    answers = [llm.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True) for llm in (alone, whole)]
+    assert answers[0].ids == answers[1].ids
+
+
+@pytest.mark.parametrize(
+    ("metadata", "lost", "says"),
+    [
+        ({}, "blk.3.", "tensor blk.3.attn_q.weight is missing"),
+        (
+            {"nextn_predict_layers": 4, "block_count": 6},
+            "",
+            "nextn_predict_layers is 4, and drafts by up to 3 layers are supported",
+        ),
+        ({"block_count": 5}, "blk.4.attn_norm", "tensor blk.4.attn_norm.weight is missing"),
+        ({}, ("blk.2.", "blk.3.", "blk.4."), "is 3, and the file has no tensors of a layer that drafts"),
+        ({"nextn_predict_layers": 1}, "", "nextn_predict_layers is 1, and the file has 3 such layers"),
+    ],
+)
+def test_damaged_chains(metadata: dict[str, Any], lost: Any, says: str, tmp_path: Path) -> None:
+    """The trunk runs without drafts, and a sentence says why."""
+    case = changed(DRAFTING, metadata, lambda name: not (lost and name.startswith(lost)))
+    llm = load(case, tmp_path / "m.gguf")
+    assert llm.draft is None and says in " ".join(llm.warnings)
 
 
 @pytest.mark.parametrize(

@@ -74,20 +74,21 @@ class Refused(Exception):
     """What somebody said who did not do their part."""
 
 
-def reference(case: Case | Family, weights: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Float64 [n, n_vocab]: logits, and those of the layer that drafts, if there is one."""
+def reference(
+    case: Case | Family, weights: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray | None, list[tuple[int, np.ndarray]]]:
+    """Float64 [n, n_vocab]: logits, and those of the first layer that drafts, if there is one; then the tokens of a chain of
+    drafts after the prompt, each with the logits after it."""
     with make.Double(), torch.no_grad():
         model, extra = make.load(case, torch.float64, weights)
         prompt = torch.from_numpy(prompts(case)[PROMPT])
         own = model(prompt[None], use_cache=False).logits[0].double().numpy()
         if not case.n_mtp:
-            return own, None
-        drafter = make.load_drafter(case, model, extra, torch.float64)
-        hidden = model.model(prompt[None], use_cache=False).last_hidden_state[0]
-        if isinstance(drafter, make.StreamsNextN):
-            hidden = make.streams(model, prompt)
-        every, _, _ = make.drafts(model, drafter, prompt, hidden, int(own[-1].argmax()))
-        return own, every.double().numpy()
+            return own, None, []
+        drafters = make.load_drafters(case, model, extra, torch.float64)
+        hidden = make.outputs(model, prompt, drafters)
+        every, tokens, rows = make.drafts(model, drafters, prompt, hidden, int(own[-1].argmax()))
+        return own, every.double().numpy(), list(zip(tokens, rows.double().numpy(), strict=True))
 
 
 def difference(logits: np.ndarray, expected: np.ndarray) -> float:
@@ -121,7 +122,7 @@ class Trial:
         self.notes: list[str] = []
         weights = folders.rounded(case)
         self.ids = folders.write(case, weights, folder / "hf")
-        self.expected, self.drafts = reference(case, weights)
+        self.expected, self.drafts, self.chain = reference(case, weights)
         names = [name for name in VARIANTS if case.n_mtp or name not in ("trunk", "mtp")]
         # The converter takes a Qwen3-Next without a layer that drafts only if it is told so.
         extra = ["--no-nextn"] if case.architecture == "qwen3next" and not case.n_mtp else []
@@ -187,7 +188,7 @@ class Trial:
         return {tensor.name for tensor in fused} != {tensor.name for tensor in plain}
 
     def drafting(self, llm: Any, prompt: list[int]) -> float:
-        """The difference of the logits of the layer that drafts, at a few positions."""
+        """The difference of the logits of the layers that draft: of the first one at a few positions, and of a chain."""
         assert self.drafts is not None
         if llm.model.drafter is None:
             raise Refused("engine: no layer that drafts")
@@ -199,6 +200,11 @@ class Trial:
             worst = max(
                 worst, difference(llm.model.drafter.forward(prompt[at], at, llm.model.sequence), self.drafts[at])
             )
+        llm.reset()
+        llm.logits(prompt)
+        for number, (token, expected) in enumerate(self.chain):
+            found = llm.model.drafter.forward(token, len(prompt) + number, llm.model.sequence, number)
+            worst = max(worst, difference(found, expected))
         return worst
 
     def run(self) -> None:

@@ -7,7 +7,7 @@ memory.  It drops the layers that draft: they are added here, under the names th
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ _STEP35 = {
     "mlp.gate.": "moe.gate.",
     "mlp.experts.gate_up_proj": "moe.gate_up",
     "mlp.experts.down_proj": "moe.down_proj.weight",
+    "shared_head.norm": "transformer.shared_head.norm",
+    "shared_head.head": "transformer.shared_head.output",
 }
 """What ``transformers`` calls otherwise in a Step 3.5."""
 
@@ -148,7 +150,9 @@ def _change(path: Path, **changes: Any) -> None:
 def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
     path = folder / "config.json"
     if isinstance(case, Family) and case.architecture == "step35":
-        path.write_text(json.dumps(_step35_config(case.config)), encoding="utf-8")
+        slides = case.metadata["attention.sliding_window_pattern"]
+        kinds = ["sliding_attention" if flag else "full_attention" for flag in slides]
+        path.write_text(json.dumps(_step35_config(case.config, kinds)), encoding="utf-8")
         return
     if isinstance(case, Case):
         if case.delta_net:
@@ -191,9 +195,9 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         )
 
 
-def _step35_config(c: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a Step 3.5 in its published words."""
-    rope, kinds, n_kv = c["rope_parameters"], c["layer_types"], c["num_key_value_heads"]
+def _step35_config(c: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
+    """The configuration of a Step 3.5 in its published words.  kinds: those of all layers, also of layers that draft."""
+    rope, n_kv = c["rope_parameters"], c["num_key_value_heads"]
     thetas = [rope[kind]["rope_theta"] for kind in kinds]
     scaling = {k: v for k, v in rope["full_attention"].items() if k != "partial_rotary_factor"}
     return {
@@ -201,6 +205,7 @@ def _step35_config(c: Mapping[str, Any]) -> dict[str, Any]:
         # A name that ``transformers`` does not know, so that the converter reads this file as it is.
         "model_type": "step3p5_published",
         **{k: v for k, v in c.items() if not k.startswith(("rope_", "num_key", "num_sliding", "mlp_", "n_routed"))},
+        "layer_types": list(kinds),
         "num_attention_groups": n_kv,
         "attention_other_setting": {
             "attention_type": "sliding_attention",
@@ -215,7 +220,7 @@ def _step35_config(c: Mapping[str, Any]) -> dict[str, Any]:
         "moe_top_k": c["num_experts_per_tok"],
         "moe_layers_enum": ",".join(str(il) for il, kind in enumerate(c["mlp_layer_types"]) if kind == "sparse"),
         "norm_expert_weight": True,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": len(kinds) - len(c["layer_types"]),
     }
 
 
@@ -231,7 +236,7 @@ def drafting(case: Case | Family, n_layer: int, extra: Mapping[str, Any]) -> dic
             if case.architecture == "qwen3next":
                 out["mtp." + (part.replace(own, _QWEN_MTP[own]) if own else f"layers.0.{part}")] = value
             else:
-                out[f"model.layers.{n_layer}.{part}"] = value
+                out[f"model.layers.{n_layer}.{part}" if case.n_mtp == 1 else published_step35(part)] = value
     return out
 
 

@@ -314,19 +314,67 @@ class StreamsNextN(torch.nn.Module):  # type: ignore[misc]
         return trunk.lm_head(self.shared_head["norm"](self.hc_head(hidden[None]))[0])
 
 
+class ChainedNextN(torch.nn.Module):  # type: ignore[misc]
+    """MTP layer ``number`` of Step 3.5, put together as in ``step35.cpp``: from the token at position p and the output of the
+    trunk at p - 1, before its norm, it predicts position p + 1."""
+
+    def __init__(self, trunk: Any, number: int, kinds: list[str], own_head: bool) -> None:
+        super().__init__()
+        options, n = trunk.config.to_dict(), len(kinds)
+        options.pop("per_layer_config")
+        for key in ("swiglu_limits", "swiglu_limits_shared"):
+            options[key] = [*options[key], *[None] * n]
+        options["layer_types"] = [*options["layer_types"], *kinds]
+        options["mlp_layer_types"] = [*options["mlp_layer_types"], *["dense"] * n]
+        il = trunk.config.num_hidden_layers + number
+        config = type(trunk.config)(**(options | {"num_hidden_layers": il - number + n}))
+        config._attn_implementation = trunk.config._attn_implementation
+        module = importlib.import_module(type(trunk.model).__module__)
+        e = config.hidden_size
+        self.kind, self.window, self.own_head = kinds[number], config.sliding_window, own_head
+        self.enorm, self.hnorm = (module.Step3p7RMSNorm(e, eps=config.rms_norm_eps) for _ in range(2))
+        self.eh_proj = torch.nn.Linear(2 * e, e, bias=False)
+        self.layer = module.Step3p7DecoderLayer(config, il)
+        self.shared_head = torch.nn.ModuleDict({"norm": module.Step3p7RMSNorm(e, eps=config.rms_norm_eps)})
+        if own_head:
+            self.shared_head["head"] = torch.nn.Linear(e, config.vocab_size, bias=False)
+
+    def forward(self, trunk: Any, tokens: Any, hidden: Any) -> Any:
+        """The output for tokens [n] and hidden states [n, e], each of the position before (0 at the first): [n, e]."""
+        x = self.eh_proj(torch.cat([self.enorm(trunk.model.embed_tokens(tokens)), self.hnorm(hidden)], -1))[None]
+        at = torch.arange(tokens.numel())
+        hides = at[None] > at[:, None]
+        if self.kind == "sliding_attention":
+            hides = hides | (at[None] <= at[:, None] - self.window)
+        mask = torch.zeros(hides.shape, dtype=x.dtype).masked_fill(hides, -torch.inf)[None, None]
+        rotation = trunk.model.rotary_emb(x, at[None], layer_type=self.kind)
+        return self.layer(x, position_embeddings=rotation, attention_mask=mask, position_ids=at[None])[0]
+
+    def head(self, trunk: Any, hidden: Any) -> Any:
+        """Logits of outputs [n, e]."""
+        head = self.shared_head["head"] if self.own_head else trunk.lm_head
+        return head(self.shared_head["norm"](hidden))
+
+
 N_DRAFTS = 3
 
-AnyDrafter = Drafter | NextN | StreamsNextN
+AnyDrafter = Drafter | NextN | StreamsNextN | ChainedNextN
 
 
-def drafts(trunk: Any, drafter: AnyDrafter, tokens: Any, hidden: Any, first: int) -> tuple[Any, list[int], Any]:
-    """Logits of the MTP layer at every position; then, of a chain of greedy drafts after the prompt, its input tokens
-    (``first``, the trunk's own, comes first) and the logits."""
+def drafts(
+    trunk: Any, drafters: Sequence[AnyDrafter], tokens: Any, hidden: Any, first: int
+) -> tuple[Any, list[int], Any]:
+    """Logits of the first MTP layer at every position; then, of a chain of greedy drafts after the prompt, its input tokens
+    (``first``, the trunk's own, comes first) and the logits.
+
+    A draft by a further layer reads all positions again by that layer, as in llama.cpp.  The last layer makes further drafts.
+    """
     before = torch.cat([torch.zeros_like(hidden[:1]), hidden])
-    every = drafter.head(trunk, drafter(trunk, tokens, before[:-1]))
+    every = drafters[0].head(trunk, drafters[0](trunk, tokens, before[:-1]))
     chain = [first]
     rows = []
-    for _ in range(N_DRAFTS):
+    for number in range(max(N_DRAFTS, len(drafters) + 1)):
+        drafter = drafters[min(number, len(drafters) - 1)]
         out = drafter(trunk, torch.cat([tokens, torch.tensor(chain)]), before)[-1:]
         before = torch.cat([before, out])
         rows.append(drafter.head(trunk, out))
@@ -352,16 +400,36 @@ def load(
     model = kind(options, **choice).to(dtype).eval()
     given = checkpoint(case) if weights is None else weights
     tensors = {name: torch.from_numpy(weight).to(dtype) for name, weight in given.items()}
-    behind = f"model.layers.{options.num_hidden_layers}." if isinstance(case, Family) else "mtp."
-    extra = {name.removeprefix(behind): tensors.pop(name) for name in list(tensors) if name.startswith(behind)}
+    first = options.num_hidden_layers
+    behind = tuple(f"model.layers.{first + i}." for i in range(case.n_mtp)) if isinstance(case, Family) else ("mtp.",)
+    extra = {name: tensors.pop(name) for name in list(tensors) if name.startswith(behind or "mtp.")}
+    if len(behind) == 1:
+        extra = {name.removeprefix(behind[0]): weight for name, weight in extra.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if unexpected or set(missing) - ({"lm_head.weight"} if case.tied else set()):
         raise SystemExit(f"{case.name}: missing weights {missing}, unexpected weights {unexpected}")
     return model, extra
 
 
-def load_drafter(case: Case | Family, model: Any, weights: dict[str, Any], dtype: torch.dtype) -> AnyDrafter:
-    """The MTP layer with its weights."""
+def load_drafters(case: Case | Family, model: Any, weights: dict[str, Any], dtype: torch.dtype) -> list[AnyDrafter]:
+    """The MTP layers with their weights."""
+    if case.n_mtp == 1:
+        return [_load_drafter(case, model, weights, dtype)]
+    assert isinstance(case, Family)
+    slides = case.metadata["attention.sliding_window_pattern"][-case.n_mtp :]
+    kinds = ["sliding_attention" if flag else "full_attention" for flag in slides]
+    layers: list[AnyDrafter] = []
+    for number in range(case.n_mtp):
+        behind = f"model.layers.{model.config.num_hidden_layers + number}."
+        own = {name.removeprefix(behind): w for name, w in weights.items() if name.startswith(behind)}
+        apart = ("enorm.", "hnorm.", "eh_proj.", "shared_head.")
+        own = {name if name.startswith(apart) else f"layer.{name}": weight for name, weight in own.items()}
+        layers.append(ChainedNextN(model, number, kinds, "shared_head.head.weight" in own).to(dtype).eval())
+        layers[-1].load_state_dict(own)
+    return layers
+
+
+def _load_drafter(case: Case | Family, model: Any, weights: dict[str, Any], dtype: torch.dtype) -> AnyDrafter:
     if isinstance(case, Case):
         drafter: AnyDrafter = Drafter(model)
     elif case.model == "DeepseekV4":
@@ -403,10 +471,14 @@ def chains(
     return places, rows
 
 
-def streams(model: Any, prompt: Any) -> Any:
-    """The streams of a model after its last layer: [n, s, e]."""
+def outputs(model: Any, prompt: Any, drafters: Sequence[AnyDrafter]) -> Any:
+    """The outputs of the trunk that its MTP layers read, [n, e], or its streams after the last layer, [n, s, e]."""
+    first = next(iter(drafters), None)
+    if not isinstance(first, (StreamsNextN, ChainedNextN)):
+        return model.model(prompt[None], use_cache=False).last_hidden_state[0]
     seen = []
-    hook = model.model.hc_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    end = model.model.hc_head if isinstance(first, StreamsNextN) else model.model.norm
+    hook = end.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
     model.model(prompt[None], use_cache=False)
     hook.remove()
     return seen[0]
@@ -415,17 +487,15 @@ def streams(model: Any, prompt: Any) -> Any:
 def logits(case: Case | Family, dtype: torch.dtype) -> dict[str, list[Any]]:
     """Float64 [n, n_vocab] of every position of every prompt; the same from the MTP layer, and its chain of drafts."""
     model, extra = load(case, dtype)
-    drafter = load_drafter(case, model, extra, dtype) if case.n_mtp else None
+    drafters = load_drafters(case, model, extra, dtype) if case.n_mtp else []
     out: dict[str, list[Any]] = {"logits": [], "mtp": [], "tokens": [], "drafts": []}
     with torch.no_grad():
         for prompt in map(torch.from_numpy, prompts(case)):
-            hidden = model.model(prompt[None], use_cache=False).last_hidden_state[0]
-            if isinstance(drafter, StreamsNextN):
-                hidden = streams(model, prompt)
             own = model(prompt[None], use_cache=False).logits[0]
             out["logits"].append(own.double().numpy())
-            if drafter:
-                every, chain, rows = drafts(model, drafter, prompt, hidden, int(own[-1].argmax()))
+            if drafters:
+                hidden = outputs(model, prompt, drafters)
+                every, chain, rows = drafts(model, drafters, prompt, hidden, int(own[-1].argmax()))
                 out["mtp"].append(every.double().numpy())
                 out["tokens"].append(chain)
                 out["drafts"].append(rows.double().numpy())

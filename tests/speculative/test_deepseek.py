@@ -1,5 +1,5 @@
-"""Answers of deepseek4 and deepseek2 with the drafts of their own layers: token for token those without, and as many drafts
-kept as that layer gets right; conversations that are taken up again.
+"""Answers of deepseek4, deepseek2 and step35 with the drafts of their own layers: token for token those without, and as many
+drafts kept as these layers get right; conversations that are taken up again.
 
 Equal texts would hide a layer that drafts from the wrong streams: then fewer drafts are kept.  So proposals are compared with
 those of a model that has read the text afresh, and the number of drafts kept with what follows from those proposals.
@@ -42,16 +42,16 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 LARGE, OWN = 100.0, 0.5
 
 
-def agreeing(tensors: Tensors, norm: np.ndarray) -> Tensors:
-    """Random weights changed so that trunk and layer often agree: what follows a token depends mostly on the token.
+def agreeing(tensors: Tensors, norm: np.ndarray, heads: bool = False) -> Tensors:
+    """Random weights changed so that the trunk and its layers often agree: what follows a token depends mostly on the token.
 
-    Embeddings become large beside what layers add; the layer passes them on, and hears the trunk more softly.  norm: the
-    weights of the norm before the output, which become those of the layer.
+    Embeddings become large beside what layers add; a layer that drafts passes them on, and hears the trunk more softly.
+    norm: the weights of the norm before the output, which become those of these layers; heads: so do those of the output.
     """
-    enorm = next((data for name, data in tensors.items() if name.endswith("enorm.weight")), norm)
-    straight, own = np.diag(np.float32(LARGE / enorm.size**0.5) / enorm), np.float32(OWN)
-    changed = dict(tensors)
+    changed, own = dict(tensors), np.float32(OWN)
     for name, data in tensors.items():
+        enorm = tensors.get(name.replace("eh_proj", "enorm").replace("e_proj", "enorm"), norm)
+        straight = np.diag(np.float32(LARGE / norm.size**0.5) / enorm) if enorm.shape == norm.shape else enorm
         if name == "token_embd.weight":
             changed[name] = data * np.float32(LARGE)
         elif name.endswith("nextn.eh_proj.weight"):
@@ -62,16 +62,18 @@ def agreeing(tensors: Tensors, norm: np.ndarray) -> Tensors:
             changed[name] = data * own
         elif name.endswith(("shared_head_norm.weight", "mtp.0.norm.weight")):
             changed[name] = norm
+        elif heads and name.endswith("shared_head_head.weight"):
+            changed[name] = tensors["output.weight"]
     return changed
 
 
 def load(architecture: str, folder: Path) -> engine.LLM:
-    """A model that drafts: deepseek4 with its layer in a file of its own, or deepseek2."""
-    case = FAMILIES[{"deepseek2": "deepseek2-glm"}.get(architecture, architecture)]
+    """A model that drafts: deepseek4 with its layer in a file of its own, deepseek2, or step35 with a chain of layers."""
+    case = FAMILIES[{"deepseek2": "deepseek2-glm", "step35": "step35-mtp"}.get(architecture, architecture)]
     norm = case.tensors()["output_norm.weight"]
 
     def change(tensors: Tensors) -> Tensors:
-        return quantized(agreeing(tensors, norm), "Q8_0")
+        return quantized(agreeing(tensors, norm, heads=True), "Q8_0")
 
     path = rewritten(write_gguf(case, folder / "m.f32"), folder / "m.gguf", change)
     given: dict[str, Any] = {"n_ctx": N_CTX, "device": "cpu", "n_threads": 1}
@@ -81,7 +83,7 @@ def load(architecture: str, folder: Path) -> engine.LLM:
     return engine.load(path, **given)
 
 
-@pytest.fixture(scope="module", params=["deepseek4", "deepseek2"])
+@pytest.fixture(scope="module", params=["deepseek4", "deepseek2", "step35"])
 def pair(request: Any, tmp_path_factory: Any) -> tuple[engine.LLM, engine.LLM]:
     """The same model twice."""
     folder = tmp_path_factory.mktemp("model")

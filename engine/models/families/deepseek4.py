@@ -167,8 +167,7 @@ def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
             )
         return replace(layer, mixer=replace(mixer, rounded=True))
 
-    mtp = None if config.mtp is None else rounded(config.mtp)
-    return replace(config, layers=tuple(map(rounded, config.layers)), mtp=mtp)
+    return replace(config, layers=tuple(map(rounded, config.layers)), mtp=tuple(map(rounded, config.mtp)))
 
 
 @dataclass

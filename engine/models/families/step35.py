@@ -13,7 +13,7 @@ They are weighted by p, normalized over the chosen ones if the file says so, tim
 shared network is added.  In some layers the activation is min(silu(g), c) clamp(u, -c, c), with one limit c for the experts
 and another one for the shared network or for a dense network.
 
-The layers after the trunk, which draft in a chain, are not used.
+Three layers after the trunk draft in a chain (``engine/models/mtp.py``).  They read the output of the trunk before its norm.
 """
 
 from dataclasses import replace
@@ -55,7 +55,7 @@ def read(m: Metadata) -> ModelConfig:
             return LayerConfig(attention, m.dense(il, shared[il]))
         return LayerConfig(attention, replace(experts, activation=limits[il], shared_activation=shared[il]))
 
-    return m.model(layer)
+    return m.model(layer, mtp_normed=False)
 
 
 def _activations(m: Metadata, name: str) -> list[Activation]:
@@ -63,4 +63,6 @@ def _activations(m: Metadata, name: str) -> list[Activation]:
     return [Activation("swiglu_limited", (c,)) if c > LEAST_LIMIT else SWIGLU for c in m.numbers(name)]
 
 
-ARCHITECTURES = (Architecture("step35", "Step 3.5 Flash, Step 3.7 (text)", read, "transformers Step3p7TextModel"),)
+ARCHITECTURES = (
+    Architecture("step35", "Step 3.5 Flash, Step 3.7 (text)", read, "transformers Step3p7TextModel", "MTP", chain=3),
+)

@@ -115,7 +115,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
     for tokens, positions in passes.passes(ids, counts):
         both.forward(tokens, positions, 1)
     if cpu.model.drafter is not None:
-        both.draft(ids[0], sum(counts))
+        both.draft(ids[0], sum(counts), 0)
     return noted
 
 

@@ -5,7 +5,7 @@ the weights of norms.
 
 Layers without a window rotate half of what the others rotate, with factors of llama 3 and a base of their own.
 ``expert_weights_norm`` is what the published configuration calls norm_expert_weight; ``transformers`` always normalizes.
-The limits of the shared network are those of dense networks, too.
+The limits of the shared network are those of dense networks, too.  Layers that draft have dense networks, as published.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.oracle.families.family import Family, Shapes, Weights
 from tests.oracle.families.parts import LLAMA3, attention, experts, keys, model, network, norms, sizes
-from tests.oracle.shared import llama3_factors
+from tests.oracle.shared import N_VOCAB, llama3_factors
 
 _NAMES = {
     "self_attn.g_proj": "attn_gate",
@@ -23,6 +23,11 @@ _NAMES = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.gate.correction": "exp_probs_b",
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
 }
 
 _KINDS = {"f": "full_attention", "s": "sliding_attention"}
@@ -34,15 +39,17 @@ def _convert(part: str, weight: np.ndarray) -> Weights:
     return {part.replace("gate.e_score_correction_bias", "gate.correction.bias"): weight}
 
 
-def _family(name: str, config: dict[str, Any]) -> Family:
-    kinds, e, d = config["layer_types"], config["hidden_size"], config["head_dim"]
+def _family(name: str, config: dict[str, Any], drafting: str = "") -> Family:
+    """drafting: the kind of each layer that drafts, of which the last has no output matrix of its own."""
+    e, d = config["hidden_size"], config["head_dim"]
+    kinds = [*config["layer_types"], *(_KINDS[kind] for kind in drafting)]
     n, f = config["n_routed_experts"], config["moe_intermediate_size"]
     heads = [
         config["num_sliding_attention_heads" if kind == "sliding_attention" else "num_attention_heads"]
         for kind in kinds
     ]
     layers: list[Shapes] = []
-    for n_head, network_type in zip(heads, config["mlp_layer_types"], strict=True):
+    for n_head, network_type in zip(heads, config["mlp_layer_types"] + ["dense"] * len(drafting), strict=True):
         parts = norms(config) | attention({**config, "num_attention_heads": n_head}, norm="head")
         parts["self_attn.g_proj.weight"] = (n_head, e)
         if network_type == "sparse":
@@ -51,6 +58,10 @@ def _family(name: str, config: dict[str, Any]) -> Family:
         else:
             parts |= network(config)
         layers.append(parts)
+    for parts in layers[len(layers) - len(drafting) :]:
+        parts |= norms(config, "enorm", "hnorm", "shared_head.norm") | {"eh_proj.weight": (e, 2 * e)}
+        if parts is not layers[-1]:
+            parts["shared_head.head.weight"] = (N_VOCAB, e)
     rope = config["rope_parameters"]["full_attention"]
     factors, n_half = {}, d // 2
     if rope["rope_type"] == "llama3":
@@ -72,12 +83,15 @@ def _family(name: str, config: dict[str, Any]) -> Family:
     )
     for key, field in (("swiglu_clamp_exp", "swiglu_limits"), ("swiglu_clamp_shexp", "swiglu_limits_shared")):
         if config[field]:
-            metadata[key] = [float(limit or 0) for limit in config[field]]
+            metadata[key] = [float(limit or 0) for limit in config[field]] + [0.0] * len(drafting)
+    if drafting:
+        metadata |= {"block_count": len(layers), "nextn_predict_layers": len(drafting)}
     return Family(
         *(name, "step35", "Step3p7Text", config, model(config, layers), metadata, _NAMES),
         convert=_convert,
         extra=factors,
         spreads={"norm.weight": (0.3, 0.0)},
+        n_mtp=len(drafting),
     )
 
 
@@ -110,5 +124,14 @@ CASES = [
             n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=48, share_expert_dim=48,
             moe_router_scaling_factor=1.0, swiglu_limits=[0.0, 0.25, None], swiglu_limits_shared=[0.5, 0.0, 0.125],
         ),
+    ),
+    _family(
+        "step35-mtp",
+        _config(
+            "fs", 1, 64, (2, 1, 32), {"rope_theta": 1e5}, num_sliding_attention_heads=3, sliding_window=24,
+            n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=48, share_expert_dim=48,
+            moe_router_scaling_factor=2.0, swiglu_limits=[None, 7.0], swiglu_limits_shared=[None, 16.0],
+        ),
+        drafting="fsf",
     ),
 ]  # fmt: skip
