@@ -18,6 +18,7 @@ from engine.models.traffic import weight_bytes_per_token
 from engine.ops.memory import Progress
 from engine.sampling.defaults import sampling_defaults
 from engine.speculative.draft_model import DraftModel
+from engine.speculative.eagle3 import Eagle3Draft
 from engine.speculative.mtp import MTPDraft
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -122,7 +123,7 @@ class LLM(Conversations, metaclass=Documented):
         self.sampling = MappingProxyType(sampling)
         self.warnings += warnings
         if model.drafter is not None:
-            self.draft = MTPDraft(self)
+            self.draft = Eagle3Draft(self) if model.fusion is not None else MTPDraft(self)
         self._label = model.ops.label
 
     def __repr__(self) -> str:

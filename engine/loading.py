@@ -116,8 +116,8 @@ def load(
     check_tensors : bool
         Also check every block scale, and refuse files with scales that are not finite or implausibly large.
     draft_model : str or path, optional
-        A smaller model with the same vocabulary that drafts for this one, its assistant (gemma4-assistant), or its layer for
-        drafting in a file of its own: a path, a name or an ``hf:`` reference.
+        A smaller model with the same vocabulary that drafts for this one, its assistant (gemma4-assistant), its EAGLE-3
+        network, or its layer for drafting in a file of its own: a path, a name or an ``hf:`` reference.
     device_draft : str, optional
         Device of the draft model; by default the device of the model.
     gpu_memory : int or str, optional
@@ -330,6 +330,11 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     shortage: DeviceMemoryError | None = None
     while True:
         placement, fits = _placement(config, gguf, ops, n_ctx, options)
+        if config.taps and layer is not None and len(placement.devices) > 1:
+            raise UsageError(
+                f"{layer.path} reads several layers of the model, which must all be on one device: leave out the draft "
+                "model, or use a smaller context, so that the whole model fits."
+            )
         if shortage is not None and not fits:
             raise shortage
         try:

@@ -21,7 +21,7 @@ CASES = [
     ("bitmirror models fetch ", set(CATALOG)),
     ("bitmirror serve --par", {"--parallel"}),
     ("bitmirror run --temp 0 --cache-type q", {"q8_0", "q4_0"}),
-    ("bitmirror chat -m pycoder-", {"pycoder-draft", "pycoder-moe-mtp"}),
+    ("bitmirror chat -m pycoder-", {"pycoder-draft", "pycoder-eagle3", "pycoder-moe-mtp"}),
     ("bitmirror run -m own", {"own.gguf"}),
     ("bitmirror compile -o fol", {"folder"}),
 ]

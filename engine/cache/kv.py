@@ -20,6 +20,9 @@ from engine.cache.spec import CacheSpec, Download, LayerMemory, Ring
 from engine.cache.types import BLOCK, CHUNK, CacheType, Types
 from engine.limits import DECODE_ROWS
 
+NOT_FIRST = -1
+"""The window of a layer whose rows read all positions but position 0."""
+
 
 def pass_rows(batch_size: int, n_ctx: int, decode_rows: int) -> int:
     """The maximum number of rows in any pass, if a pass reads up to ``batch_size`` tokens of a prompt and decode batches have
@@ -33,6 +36,7 @@ class AttentionCacheSpec(CacheSpec):
 
     It stores n_head_kv keys of d_k elements and n_head_kv values of d_v elements per position.  window: the number of latest
     positions that a row reads, its own included; 0: all.  decode_rows: the maximum number of rows in a decode batch.
+    hides_first: whether no row reads position 0, in a layer without a window.
     """
 
     n_head_kv: int
@@ -40,6 +44,7 @@ class AttentionCacheSpec(CacheSpec):
     d_v: int
     window: int = 0
     decode_rows: int = DECODE_ROWS
+    hides_first: bool = False
 
     @property
     def paging(self) -> Paging:
@@ -76,7 +81,8 @@ class AttentionCacheSpec(CacheSpec):
         keys = memory.pages(pool, k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype, axis=1)
         values = memory.pages(pool, v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype, axis=1)
         table = memory.table(self.paging)
-        return AttentionCache(keys, values, table, self.window, k, v, heads, self.d_k, self.d_v)
+        window = NOT_FIRST if self.hides_first else self.window
+        return AttentionCache(keys, values, table, window, k, v, heads, self.d_k, self.d_v)
 
 
 @dataclass
@@ -86,7 +92,7 @@ class AttentionCache(LayerMemory[A]):
     keys: [n_head_kv, pages, d_k, 64], and values: [n_head_kv, pages, 64, d_v]; float32, or uint16 for the bits of float16.
         Quantized keys and values are uint32 words [n_head_kv, pages, ...] (``engine/cache/types.py``).
     table: int32 [sequences, chunks], the pages of the chunks of each sequence.
-    window: the number of latest positions that a row reads, its own included; 0: all.
+    window: the number of latest positions that a row reads, its own included; 0: all; ``NOT_FIRST``: all but position 0.
     """
 
     keys: A
@@ -115,13 +121,13 @@ class AttentionCache(LayerMemory[A]):
         visible: int64 [tokens], the number of positions that each token sees, its own included.
         """
         position = self.n_head_kv * (self.k_type.row_bytes(self.d_k) + self.v_type.row_bytes(self.d_v))
-        seen = np.minimum(visible, self.window) if self.window else visible
+        seen = np.minimum(visible, self.window) if self.window > 0 else visible
         return position * float(seen.mean())
 
     def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
         """The names and arrays of the keys [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v] that the next
         pass of the sequence in slot 0 sees after ``length`` tokens; of quantized types, the words and scales."""
-        at = np.arange(max(0, length - self.window) if self.window else 0, length)
+        at = np.arange(max(0, length - self.window) if self.window > 0 else 0, length)
         pages, lanes = download(self.table)[0, at // CHUNK], at % CHUNK
         yield "keys", stored(download(self.keys), self.k_type, self.d_k, False, pages, lanes)
         yield "values", stored(download(self.values), self.v_type, self.d_v, True, pages, lanes)

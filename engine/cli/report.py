@@ -34,6 +34,7 @@ STAGES = {
 SOURCES = {
     "model": "the draft model",
     "mtp": "the model's own layer",
+    "eagle3": "the EAGLE-3 network",
     "assistant": "the assistant",
     "lookup": "lookup",
 }
@@ -234,6 +235,8 @@ class Report:
             self.line(
                 f"drafts by the model's own layer (multi-token prediction), which reads {_bytes(int(llm.draft.cost))}"
             )
+        elif llm.draft is not None and llm.draft.name == "eagle3":
+            self.line(f"drafts by an EAGLE-3 network, which reads {_bytes(int(llm.draft.cost))}")
         elif llm.draft is not None and llm.draft.name == "assistant":
             where = "" if llm.draft.ops is llm.model.ops else f", on {llm.draft.ops.label}"
             self.line(f"drafts by an assistant (gemma4-assistant), which reads {_bytes(int(llm.draft.cost))}{where}")

@@ -85,7 +85,7 @@ def end_of_run(item, sequences, of_head):
 @njit(cache=True)
 def first_visible(position, window):
     """The first position that the row at ``position`` sees."""
-    return max(0, position - window + 1) if window > 0 else 0
+    return max(0, position - window + 1) if window > 0 else -window
 
 
 @njit(cache=True)

@@ -31,6 +31,7 @@ from engine.cuda import (
     per_layer,
     rms_norm,
     softcap,
+    taps,
     wide_delta_net,
 )
 from engine.cuda.attention import attend as attention
@@ -364,12 +365,12 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         decode = [(rows, n, Role.DECODE) for rows in (self.decode_rows, 8, 4, 2, 1) for n in {1, rows}]
         for rows, n_logits, role in (*prefill, *decode):  # the most memory first
             batch = self._place(role).part(slice(rows))
-            plan = self.recorder.record(partial(model.compute, batch, n_logits), role)
+            plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), role)
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
             for rows in (self.decode_rows, 8, 4, 2):
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
-                plan = self.record(partial(model.compute, batch, rows))
+                plan = self.record(partial(model.compute_kinds, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         return self._needed.setdefault(model, list(kernels))
 
@@ -643,6 +644,30 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         out = self.recorder.empty((rows, n + m))
         arguments = (e, hiddens, length, *self._places(batch), n, m, out)
         self.recorder.launch(mtp.beside(), (-(-(n + m) // 256), rows), 256, arguments, result=out)
+        return out
+
+    def rows_before(self, hiddens: Tensor, batch: Batch[Tensor]) -> Tensor:
+        rows, (_, length, n) = batch.rows, hiddens.shape
+        out = self.recorder.empty((rows, n))
+        arguments = (hiddens, length, *self._places(batch), n, out)
+        self.recorder.launch(taps.rows_before(), (-(-n // 256), rows), 256, arguments, result=out)
+        return out
+
+    def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
+        rows, columns, begin = parts[0].shape[0], sum(part.shape[1] for part in parts), 0
+        out = self.recorder.empty((rows, columns))
+        for part in parts:
+            n = part.shape[1]
+            arguments = (part, n, begin, columns, out)
+            self.recorder.launch(taps.place_columns(), (-(-n // 256), rows), 256, arguments, result=out)
+            begin += n
+        return out
+
+    def spread_logits(self, logits: Tensor, index: Tensor) -> Tensor:
+        (rows, n), n_vocab = logits.shape, index.size
+        out = self.recorder.empty((rows, n_vocab))
+        arguments = (logits, n, index, n_vocab, out)
+        self.recorder.launch(taps.spread_logits(), (-(-n_vocab // 256), rows), 256, arguments, result=out)
         return out
 
     def mtp_input(

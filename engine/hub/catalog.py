@@ -72,6 +72,14 @@ CATALOG: dict[str, CatalogEntry] = {
             license="Apache-2.0",
         ),
         CatalogEntry(
+            name="pycoder-eagle3",
+            file_name="pycoder-eagle3-Q5_0.gguf",
+            n_bytes=2532736,
+            sha256="049acb53ba1355e63f98c12b1e54509571d30011c9e1bc54173f5b6960456c6d",
+            description="4 M parameters, a network of EAGLE-3 that drafts for pycoder",
+            license="Apache-2.0",
+        ),
+        CatalogEntry(
             name="pycoder-moe-mtp",
             file_name="pycoder-moe-mtp-Q4_K_M.gguf",
             n_bytes=20319008,

@@ -60,7 +60,7 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     configuration, ``attn_q_norm``, ``attn_k_norm``, ``attn_sinks`` and ``attn_gate``."""
     c, n_embd = config, loader.config.n_embd
     rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
-    inputs = loader.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", rows, n_embd)
+    inputs = loader.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", rows, c.n_in or n_embd)
     norms = {"q_norm": rows[0], "k_norm": rows[1]} if c.norm == "rows" else dict.fromkeys(("q_norm", "k_norm"), c.d_k)
     weights = {name: loader.vector(f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
     by_row = c.norm == "rows"
@@ -85,5 +85,5 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
         query_scales=loader.temperature(c.temperature),
     )
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
-    gate = loader.linear(blk + "attn_gate", c.n_head, n_embd) if c.head_gates else None
+    gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd) if c.head_gates else None
     return Attention(output, inputs, heads, list(weights.values()) if by_row else [], loader.table(c.rope), gate)

@@ -25,6 +25,8 @@ class AttentionConfig(MixerConfig):
     sinks: whether each head has a sink, which is an additional term of its softmax.
     temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
     source: the index of the layer whose keys and values are read; None: the layer has its own.
+    n_in: the width of its inputs; 0: that of the residual stream.
+    hides_first: whether no token sees position 0.
     """
 
     n_head: int
@@ -41,10 +43,13 @@ class AttentionConfig(MixerConfig):
     sinks: bool = False
     temperature: tuple[float, int] | None = None
     source: int | None = None
+    n_in: int = 0
+    hides_first: bool = False
 
     def cache_spec(self, rewind: int, decode_rows: int) -> AttentionCacheSpec:
         """The specification of the cache: keys and values."""
-        return AttentionCacheSpec(self.n_head_kv, self.d_k, self.d_v, self.window, decode_rows)
+        sizes = self.n_head_kv, self.d_k, self.d_v
+        return AttentionCacheSpec(*sizes, self.window, decode_rows, self.hides_first)
 
     @property
     def row_elements(self) -> int:

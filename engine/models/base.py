@@ -20,7 +20,7 @@ from engine.compile.jobs import Job
 from engine.errors import DeviceError
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
-from engine.models.drafter import Drafter
+from engine.models.drafter import Drafter, Fusion
 from engine.models.joint import JointStage
 from engine.models.linear import Linear
 from engine.models.loader import Loader
@@ -82,6 +82,8 @@ class Model(Loader):
         #: The maximum number of rows in a pass.
         self.max_rows = pass_rows(self.prompt_rows, n_ctx, ops.decode_rows)
         self.drafter: Drafter | None = None
+        #: What the drafter reads of several layers; None: it reads the output.
+        self.fusion: Fusion | None = None
         self.embedding = self.loader(placement.first).matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")
@@ -347,11 +349,41 @@ class Model(Loader):
 
         Returns the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None if ``n_logits`` is 0.
         """
-        x = self.embed(batch)
+        return self._pass(batch, n_logits, range(self.config.n_layer))
+
+    def compute_kinds(self, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The operations of :meth:`compute` for some layers, so that a backend lists the kernels of a model sooner."""
+        return self._pass(batch, n_logits, self._examples)
+
+    @cached_property
+    def _examples(self) -> list[int]:
+        """Layers among which each kind of layer occurs after each kind that it follows in the model.
+
+        Layers are of the same kind if their configurations and the shapes and formats of their tensors are equal.
+        """
+        tensors: dict[int, list[tuple[object, ...]]] = {}
+        for name, tensor in sorted(self.gguf.tensors.items()):
+            blk, _, rest = name.partition(".")[2].partition(".")
+            if blk.isdecimal():
+                tensors.setdefault(int(blk), []).append((rest, tensor.shape, tensor.type))
+        kinds = [(layer, tuple(tensors.get(il, ()))) for il, layer in enumerate(self.config.layers)]
+        wanted, seen = set(), set()
+        for il, kind in enumerate(kinds):
+            pair = (kinds[il - 1] if il else None, kind)
+            if pair not in seen:
+                seen.add(pair)
+                wanted |= {il, max(il - 1, 0)}
+        return sorted(wanted | {len(kinds) - 1})
+
+    def _pass(self, batch: Batch[Array], n_logits: int, layers: SequenceOf[int]) -> Array | None:
+        """The operations of a pass through some layers."""
+        x, taps = self.embed(batch), dict[int, Array]()
         batch = self.begin(batch, x)
-        for il in range(self.config.n_layer):
+        for il in layers:
+            if il in self.config.taps:
+                taps[il] = x
             x = self.block(il, x, batch)
-        return self.finish(x, batch, n_logits)
+        return self.finish(x, batch, n_logits, [taps.get(il, x) for il in self.config.taps])
 
     def embed(self, batch: Batch[Array]) -> Array:
         """The residual stream that begins with the embeddings of the tokens, float32 [rows, width]."""
@@ -363,12 +395,18 @@ class Model(Loader):
         model has none.  n_logits: not used."""
         return self.begin(batch, self.embed(batch)).per_layer
 
-    def finish(self, x: Array, batch: Batch[Array], n_logits: int) -> Array | None:
+    def finish(self, x: Array, batch: Batch[Array], n_logits: int, taps: SequenceOf[Array] = ()) -> Array | None:
         """What follows the last layer, whose residual stream x is float32 [rows, width]: the logits of the last ``n_logits``
-        rows, float32 [n_logits, n_vocab], or None for ``n_logits`` 0.  The drafter stores what it needs."""
+        rows, float32 [n_logits, n_vocab], or None for ``n_logits`` 0.  The drafter stores what it needs.
+
+        taps: the residual stream before the layers ``ModelConfig.taps``.
+        """
         ops, config = self.ops, self.config
         last = slice(batch.rows - n_logits, batch.rows)
         if self.drafter is None:
+            return self._normed_head(x[last]) if n_logits else None
+        if self.fusion is not None:
+            self.drafter.follow(batch, self.fusion.apply(ops, taps))
             return self._normed_head(x[last]) if n_logits else None
         if config.streams is not None or not config.mtp_normed:
             # The drafter needs the residual stream of all tokens.

@@ -10,6 +10,9 @@ from engine.models.rope_config import RopeConfig
 ASSISTANT = "gemma4-assistant"
 """The architecture of models that draft for a gemma4 model and cannot run on their own."""
 
+EAGLE3 = "eagle3"
+"""The architecture of networks of EAGLE-3, which draft for another model."""
+
 
 class Norms(NamedTuple):
     """The names of a layer's norms in the file, before and after the mixer and the network; "" if there is no norm."""
@@ -51,6 +54,8 @@ class ModelConfig:
     mtp: the layers after the trunk that draft tokens (multi-token prediction), in the order of their chain.
     mtp_apart: whether these layers are in a separate file.
     mtp_normed: whether they read the output of the trunk after its norm.
+    taps: the layers before which they read the residual stream instead, in the order of their inputs; n_layer: the output.
+    n_embd_draft: the width of what they read at a position; 0: that of the residual stream.
     n_mtp_in_file: the number of layers that draft in the file of the trunk.
     mtp_problem: why these layers cannot be used; "" if they can, or if there are none.
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of the results that mixers and networks add to the
@@ -71,6 +76,8 @@ class ModelConfig:
     mtp: tuple[LayerConfig, ...] = ()
     mtp_apart: bool = False
     mtp_normed: bool = True
+    taps: tuple[int, ...] = ()
+    n_embd_draft: int = 0
     n_mtp_in_file: int = 0
     mtp_problem: str = ""
     embedding_scale: float = 1.0

@@ -11,6 +11,13 @@ from engine.ops.executor import Forward
 from engine.ops.operations import Ops
 
 
+class Fusion(Protocol):
+    """What a drafter reads of several layers of the trunk."""
+
+    def apply(self, ops: Ops, taps: SequenceOf[Array]) -> Array:
+        """A row of float32 [rows, n] for the rows of the residual stream before each layer, float32 [rows, n_embd]."""
+
+
 class Drafter(Protocol):
     """A network that drafts tokens from the outputs of a model: a layer after its trunk, or an assistant."""
 

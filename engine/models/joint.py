@@ -79,6 +79,10 @@ class HostSide:
             exchange.give(self.host, i, cast(np.ndarray, y), padded)
         return None
 
+    def compute_kinds(self, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The operations of :meth:`compute`, of which a backend lists the kernels."""
+        return self.compute(batch, n_logits)
+
 
 class JointStage(Stage):
     """All stages of a model, some on the GPU whose inputs are ``inputs``, the others on the CPU, as one stage of the GPU for

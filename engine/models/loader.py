@@ -77,10 +77,12 @@ class Loader:
 
     def integers(self, name: str, *shape: int, end: int) -> Array | None:
         """Load a table of ids from 0 to ``end`` - 1 as int32 of this shape; None if the file does not have it."""
-        if not self.has(name):
-            return None
+        return self.ops.upload(self.host_integers(name, *shape, end=end)) if self.has(name) else None
+
+    def host_integers(self, name: str, *shape: int, end: int) -> np.ndarray:
+        """Load a table of ids from 0 to ``end`` - 1 as int32 of this shape."""
         self._taken.add(name)
-        return self.ops.upload(load_integers(self.gguf, name, *shape, end=end))
+        return load_integers(self.gguf, name, *shape, end=end)
 
     def scalar(self, name: str) -> float:
         """The value of a tensor with one element; 1 if the file does not have it."""

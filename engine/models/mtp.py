@@ -35,9 +35,10 @@ from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.base import Model
+from engine.models.config import EAGLE3
 from engine.models.layer import Layer, load_layer
 from engine.models.loader import Loader
-from engine.models.needs import hidden_ring, stream_width
+from engine.models.needs import hidden_ring, hidden_width
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
@@ -126,7 +127,7 @@ class MTP:
         self.layers = list(layers)
         #: Memory for the inputs of draft passes.
         self.inputs = model.ops.inputs()
-        sizes = model.n_sequences, hidden_ring(model.max_rows, model.rewind).capacity, stream_width(model.config)
+        sizes = model.n_sequences, hidden_ring(model.max_rows, model.rewind).capacity, hidden_width(model.config)
         #: float32 [sequences, length, n]: h of position p is in row p % length.
         self.hidden = model.ops.zeros(sizes, np.float32)
 
@@ -202,7 +203,14 @@ def layer_loader(model: Model, gguf: GGUF) -> Loader:
 
 def layer_tensors(gguf: GGUF) -> list[GGUFTensor]:
     """The tensors in the file of a layer that are loaded."""
-    return [tensor for name, tensor in gguf.tensors.items() if name not in LENT]
+    own = is_eagle3(gguf)
+    return [tensor for name, tensor in gguf.tensors.items() if own or name not in LENT]
+
+
+def is_eagle3(gguf: GGUF) -> bool:
+    """Whether a file is a network of EAGLE-3 (``engine/models/eagle3.py``)."""
+    architecture = gguf.metadata.get("general.architecture")
+    return isinstance(architecture, str) and architecture == EAGLE3
 
 
 def bytes_of_draft(model: Model, loader: Loader, own: str, il: int, head: str = "") -> int:

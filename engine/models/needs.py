@@ -38,7 +38,7 @@ def context_bytes(
     specs = [spec for il, spec in every if placement is None or placement.memory(il) is ops]
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp and (placement is None or placement.last is ops):
-        cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity * n_sequences
+        cache += 4 * hidden_width(config) * hidden_ring(most, rewind).capacity * n_sequences
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
 
 
@@ -84,13 +84,17 @@ def snapshot_bytes(config: ModelConfig) -> int:
     because layers with a window have freed pages with keys and values.
     """
     restorable = all(spec.restorable for spec in cache_specs(config, 1))
-    outputs = 4 * stream_width(config) if config.mtp and restorable else 0
+    outputs = 4 * hidden_width(config) if config.mtp and restorable else 0
     return recurrent_bytes(config) + outputs
 
 
+def hidden_width(config: ModelConfig) -> int:
+    """The number of elements per position that a layer that drafts needs: usually those of the residual stream."""
+    return config.n_embd_draft or stream_width(config)
+
+
 def stream_width(config: ModelConfig) -> int:
-    """The number of elements per position that a layer that drafts needs: those of the output of the trunk, or of all of its
-    streams."""
+    """The number of elements of a row of the residual stream, or of all of its streams."""
     return config.n_embd * (config.streams.count if config.streams is not None else 1)
 
 

@@ -9,7 +9,8 @@ from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
 from engine.models.base import Model
-from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.config import ASSISTANT, EAGLE3, ModelConfig
+from engine.models.eagle3 import load_eagle3, with_eagle3
 from engine.models.families import (
     apertus,
     arcee,
@@ -39,7 +40,7 @@ from engine.models.families.deepseek4 import drafting_layer
 from engine.models.families.gemma4_config import read as read_gemma4
 from engine.models.kinds import check_kind, check_towers, unsupported
 from engine.models.metadata import Metadata
-from engine.models.mtp import MTP, load_mtp
+from engine.models.mtp import MTP, is_eagle3, load_mtp
 from engine.models.placement import Placement
 from engine.models.streams_mtp import load_streams_mtp
 from engine.ops.operations import Ops
@@ -90,6 +91,10 @@ def read_config(gguf: GGUF) -> ModelConfig:
         raise ModelError(
             f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it as the draft model (draft_model=...)."
         )
+    if name == EAGLE3:
+        raise ModelError(
+            f"{gguf.path}: an {EAGLE3} network only drafts for its model; give it as the draft model (draft_model=...)."
+        )
     if name not in ARCHITECTURES:
         raise unsupported(gguf, name, tuple(ARCHITECTURES))
     check_towers(gguf)
@@ -116,7 +121,7 @@ def is_mtp(gguf: GGUF) -> bool:
     different tensor names.
     """
     architecture, tensors = gguf.metadata.get("general.architecture"), gguf.tensors
-    if DS4 in tensors:
+    if DS4 in tensors or is_eagle3(gguf):
         return True
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES or not ARCHITECTURES[architecture].drafts:
         return False
@@ -129,6 +134,8 @@ def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
 
     It replaces a layer that drafts in the file of the model.  Raises ModelError if the layer belongs to another model.
     """
+    if is_eagle3(layer):
+        return with_eagle3(config, gguf, layer)
     name = "deepseek4" if DS4 in layer.tensors else layer.require("general.architecture", "str")
     drafts = f"{layer.path} drafts for {name} models"
     if config.architecture != name:
@@ -186,6 +193,8 @@ def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
 
     Raises ModelError if the tensors do not match the model.
     """
+    if is_eagle3(layer):
+        return load_eagle3(model, layer)
     return load_mtp(model, layer) if model.config.streams is None else load_streams_mtp(model, layer)
 
 

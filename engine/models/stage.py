@@ -110,6 +110,10 @@ class Stage:
         the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits."""
         return self.compute_from(None, batch, n_logits)
 
+    def compute_kinds(self, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The operations of :meth:`compute`, of which a backend lists the kernels."""
+        return self.compute(batch, n_logits)
+
     def compute_from(self, x: Array | None, batch: Batch[Array], n_logits: int) -> Array | None:
         """The result of :meth:`compute` for a residual stream x before the stage, float32 [rows, width]; None: the one that
         :meth:`run` has copied to the device, or the embeddings."""

@@ -77,17 +77,18 @@ def load_integers(gguf: GGUF, name: str, *shape: int, end: int) -> np.ndarray:
     Raises ModelError if the tensor is missing, has another shape or type, or contains other values.
     """
     tensor = _tensor(gguf, name)
-    if tensor.shape != shape or tensor.type != GGMLQuantizationType.I32:
+    kinds = {GGMLQuantizationType.I32: "<i4", GGMLQuantizationType.I64: "<i8"}
+    if tensor.shape != shape or tensor.type not in kinds:
         raise ModelError(
             f"{gguf.path}: tensor {name} is {tensor.type.name} {list(tensor.shape)} where the metadata requires I32 "
             f"{list(shape)}; the file is inconsistent."
         )
-    values = tensor.data.view("<i4").astype(np.int32).reshape(shape)
+    values = tensor.data.view(kinds[tensor.type]).reshape(shape)
     if values.size and not 0 <= values.min() <= values.max() < end:
         raise ModelError(f"{gguf.path}: tensor {name} must hold numbers from 0 to {end - 1}; the file is damaged.")
     if np.any(np.diff(np.sort(values, axis=-1), axis=-1) == 0):
         raise ModelError(f"{gguf.path}: tensor {name} holds a number twice in one row; the file is damaged.")
-    return values
+    return values.astype(np.int32)
 
 
 def stacked(name: str, *weights: Weight) -> Weight:

@@ -352,6 +352,19 @@ class Arithmetic(Protocol[A, V, M]):
         Returns float32 [rows * s, 2 n].
         """
 
+    def rows_before(self, hiddens: A, batch: Batch[A]) -> A:
+        """hiddens[sequences, (positions - 1) % length] for each row, 0 at position 0: hiddens [sequences, length, n].
+
+        Returns float32 [rows, n].
+        """
+
+    def join_columns(self, parts: Sequence[A]) -> A:
+        """Concatenate the rows of several arrays [rows, n].  Returns float32 [rows, the sum of all n]."""
+
+    def spread_logits(self, logits: A, index: A) -> A:
+        """logits[:, index], and ``engine.cpu.taps.UNKNOWN`` where the index is negative: logits [rows, n], index int32
+        [n_vocab].  Returns float32 [rows, n_vocab]."""
+
     def activate(self, activation: Activation, gate: A | None, up: A) -> V:
         """Apply the activation of a feed-forward network to each element: gate, up [rows, n].  Returns float32 [rows, n].
 

@@ -33,6 +33,10 @@ class Recordable(Protocol[A]):
         """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
         float32 [n_logits, n_vocab], or None."""
 
+    def compute_kinds(self, batch: Batch[A], n_logits: int) -> A | None:
+        """Operations of which a backend only lists the kernels: those of :meth:`compute`, of which layers may be left out if
+        others have the same kernels, also next to each other.  Returns what ``compute`` does."""
+
 
 class AnyModel(Recordable[A], Protocol[A]):
     """The interface of a model that a backend uses.  ``engine.models.base.Model`` implements it."""

@@ -9,7 +9,7 @@ from engine.limits import MOST_DRAFTS
 MODES = ("exact", "ratio", "p-min")
 """Ways to accept drafts; see :attr:`SpeculationParams.accept`."""
 
-DRAFT_MAX = {"model": 4, "mtp": 4, "assistant": 4, "lookup": 7}
+DRAFT_MAX = {"model": 4, "mtp": 4, "eagle3": 4, "assistant": 4, "lookup": 7}
 """Drafts per pass by default; chosen by measurement (docs/speculation.md)."""
 
 
@@ -77,5 +77,5 @@ class SpeculationParams:
         require(0 <= self.draft_min <= most, "draft_min", "between 0 and draft_max", self.draft_min)
 
     def most(self, source: str) -> int:
-        """The most drafts per pass of a kind of source: "model", "mtp", "assistant" or "lookup"."""
+        """The most drafts per pass of a kind of source: "model", "mtp", "eagle3", "assistant" or "lookup"."""
         return self.draft_max or max(DRAFT_MAX[source], self.draft_min)

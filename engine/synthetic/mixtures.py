@@ -184,8 +184,8 @@ MIXTURES: dict[str, Shape] = {
         experts=ExpertsConfig(7, 3, 256),
     ),
     "tiny-step35": Step35Shape(
-        "step35", 3, 256, 4, 2, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, window=32, n_mtp=3,
-        experts=ExpertsConfig(7, 3, 256), n_head_sliding=6, n_dense=1,
+        "step35", 3, 256, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, window=32, n_mtp=3,
+        experts=ExpertsConfig(7, 3, 256), n_head_sliding=5, n_dense=1,
     ),
 }
 # fmt: on

@@ -26,7 +26,7 @@ from gguf import GGMLQuantizationType as T
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.delta_net_config import DeltaNetConfig
-from engine.synthetic.shape import N_VOCAB_TINY, Gemma4Shape, Shape
+from engine.synthetic.shape import D2T, N_VOCAB_TINY, Gemma4Shape, Shape
 from engine.synthetic.shapes import parse_shape, quants, shapes, tensor_type
 
 # --- blocks: random bits with a scale that gives the requested variance ----------------------------------------
@@ -71,6 +71,9 @@ _BLOCKS = {
 
 if "Q2_0" in T.__members__:
     _BLOCKS[T["Q2_0"]] = _Scales(0, 1.2247)
+
+_INTEGERS = {T.I32: 4, T.I64: 8}
+"""Bytes of the elements of tables."""
 
 _FP4_RMS = 5.8524 / 2
 """Root mean square of the sixteen e2m1 values."""
@@ -341,10 +344,13 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
     rows: dict[tuple[T, int], int] = {}  # most rows of a matrix, or of experts, of a format and width
     for tensor, size in shape.tensors():
         kind = T.F32 if len(size) == 1 else tensor_type(shape, quant, tensor, size[-1])
+        if tensor == D2T:
+            kind = T.I64
         kinds[tensor] = kind
         if len(size) > 1 and kind != T.I32:
             rows[kind, size[-1]] = max(rows.get((kind, size[-1]), 0), math.prod(size[:-1]))
-        packed = (*size[:-1], 4 * size[-1] if kind == T.I32 else FORMATS[kind].row_bytes(size[-1]))
+        row_bytes = FORMATS[kind].row_bytes(size[-1]) if kind in FORMATS else _INTEGERS[kind] * size[-1]
+        packed = (*size[:-1], row_bytes)
         writer.add_tensor_info(tensor, packed, np.dtype(np.uint8), math.prod(packed), raw_dtype=kind)
     total = sum(info.nbytes for info in writer.tensors[0].values())
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # other processes may write the same model
@@ -374,6 +380,9 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
     with path.open("ab") as file:
         for tensor, size in shape.tensors():
             file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
+            if tensor == D2T:
+                file.write((np.arange(size[0], dtype="<i8") * (shape.n_vocab // size[0])).tobytes())
+                continue
             if len(size) == 1:
                 file.write(_vector(tensor, shape, size[0], seed).astype("<f4").tobytes())
                 continue

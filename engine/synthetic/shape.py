@@ -15,6 +15,9 @@ Value = int | float | bool | str | list[int] | list[float] | list[bool]
 TABLE = "ffn_gate_tid2eid.weight"
 """How the name of a table ends that gives the experts of each token, int32 [n_vocab, n_used]."""
 
+D2T = "d2t"
+"""The tensor of a network that drafts with the token of each row of its output, int64 [rows]."""
+
 N_VOCAB_TINY = 289
 """Size of the smallest vocabulary that can write any text (``engine.synthetic.model.vocabulary``)."""
 
@@ -196,7 +199,7 @@ class Shape:
     @property
     def n_params(self) -> int:
         """The number of trained parameters: everything but ``rope_freqs``, which is computed, and tables of experts."""
-        others = ("rope_freqs.weight", TABLE)
+        others = ("rope_freqs.weight", TABLE, D2T)
         return sum(math.prod(shape) for name, shape in self.tensors() if not name.endswith(others))
 
 

@@ -1,4 +1,4 @@
-"""A chain of layers that draft on a GPU: the text without drafts, and the drafts of the CPU."""
+"""Drafts of a chain of layers and of an EAGLE-3 network on a GPU: the text without drafts, and the drafts of the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,21 @@ import engine
 from engine.speculative.params import SpeculationParams
 from tests.speculative.test_deepseek import N_CTX, load
 
+pytestmark = pytest.mark.gpu
+
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(draft_max=4, draft_min=4)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_drafts_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["step35", "eagle3"])
+def test_drafts_do_not_show(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 prompts at four temperatures, one by one and eight together; prompts that begin alike, so that what was read is used
-    again; layers of step35 whose drafts are often right."""
+    again; drafts that are often right."""
     monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
-    cpu = load("step35", tmp_path)
-    gpu = engine.load(cpu.path, device="cuda", n_ctx=N_CTX, parallel=8, draft_max=4)
+    cpu, network = load(source, tmp_path), tmp_path / "network.gguf"
+    given: dict[str, Any] = {"draft_model": network} if network.exists() else {}
+    gpu = engine.load(cpu.path, device="cuda", n_ctx=N_CTX, parallel=8, draft_max=4, **given)
     drafted = accepted = 0
     rng = np.random.default_rng(1)
     common = rng.integers(0, cpu.config.n_vocab, 70).tolist()
@@ -29,7 +32,7 @@ def test_drafts_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         [*common[: 10 * (seed % 8)], *rng.integers(0, cpu.config.n_vocab, 1 + seed).tolist()] for seed in range(20)
     ]
     for seed, prompt in enumerate(prompts):
-        given: dict[str, Any] = {"max_tokens": 40, "temperature": 0.4 * (seed % 4), "seed": seed, "ignore_eos": True}
+        given = {"max_tokens": 40, "temperature": 0.4 * (seed % 4), "seed": seed, "ignore_eos": True}
         expected = cpu.complete(prompt, speculation=PLAIN, **given).ids
         found = [llm.complete(prompt, speculation=DRAFTED, **given) for llm in (cpu, gpu)]
         assert [each.ids for each in found] == [expected, expected]

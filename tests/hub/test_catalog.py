@@ -133,7 +133,7 @@ def test_a_path_resolves_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["nope", "no/such/file.gguf", "x" * 5000, "\0", "~nobody-here/x"])
 def test_an_unknown_name_lists_the_names(name: str) -> None:
     with pytest.raises(
-        FetchError, match="pycoder, pycoder-draft, pycoder-moe-mtp, smollm2-135m, gemma3-270m"
+        FetchError, match="pycoder, pycoder-draft, pycoder-eagle3, pycoder-moe-mtp, smollm2-135m, gemma3-270m"
     ) as caught:
         resolve.resolve(name)
     assert "\n" not in str(caught.value)
@@ -399,9 +399,9 @@ def test_the_command(cache: Path, tiny: CatalogEntry, capsys: pytest.CaptureFixt
         assert models("list") == 0
         return {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
 
-    assert listed() == dict.fromkeys(("pycoder", "pycoder-draft", "pycoder-moe-mtp"), "bundled") | dict.fromkeys(
-        ("smollm2-135m", "gemma3-270m", "tiny"), "-"
-    )
+    assert listed() == dict.fromkeys(
+        ("pycoder", "pycoder-draft", "pycoder-eagle3", "pycoder-moe-mtp"), "bundled"
+    ) | dict.fromkeys(("smollm2-135m", "gemma3-270m", "tiny"), "-")
     assert models("fetch", "tiny") == 0
     assert capsys.readouterr().out.strip() == str(cache / "tiny.gguf")
     assert listed()["tiny"] == "fetched"

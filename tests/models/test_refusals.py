@@ -72,7 +72,7 @@ CHANGES = {
     "a layer that drafts": Change(
         "glm4moe",
         "tensors that a plain glm4moe model does not have: blk.3.attn_sinks.weight; this variant is not supported; leave out "
-        "the layer that drafts (mtp=False).",
+        "the layers that draft (mtp=False).",
         tensors={"blk.3.attn_sinks.weight": (6,)},
     ),
     "scale of a shared network": Change(

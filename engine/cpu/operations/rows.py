@@ -1,9 +1,11 @@
 """Operations on rows: sums, norms, gates, rotation, and rings of rows."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cpu import add, delta_net, glu, mtp, per_layer, rms_norm, rope, softcap
+from engine.cpu import add, delta_net, glu, mtp, per_layer, rms_norm, rope, softcap, taps
 from engine.cpu.operations.shared import SharedOperations
 from engine.ops.activation import Activation
 
@@ -113,6 +115,24 @@ class RowOperations(SharedOperations):
         rows, n = e.shape[0], e.shape[1] + hiddens.shape[2]
         out = self.empty((rows, n))
         self.do(mtp.beside, e, hiddens, batch.positions, batch.sequences, out, items=rows, ns=0.1 * n)
+        return out
+
+    def rows_before(self, hiddens: np.ndarray, batch: Batch[np.ndarray]) -> np.ndarray:
+        rows, n = batch.positions.size, hiddens.shape[2]
+        out = self.empty((rows, n))
+        self.do(taps.rows_before, hiddens, batch.positions, batch.sequences, out, items=rows, ns=0.1 * n)
+        return out
+
+    def join_columns(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        (rows, _), widths = parts[0].shape, [part.shape[1] for part in parts]
+        out = self.empty((rows, sum(widths)))
+        for i, part in enumerate(parts):
+            self.do(taps.place_columns, part, sum(widths[:i]), out, items=rows, ns=0.1 * widths[i], joined=i > 0)
+        return out
+
+    def spread_logits(self, logits: np.ndarray, index: np.ndarray) -> np.ndarray:
+        out = self.empty((logits.shape[0], index.size))
+        self.do(taps.spread_logits, logits, index, out, items=out.shape[0], ns=0.5 * index.size)
         return out
 
     def mtp_input(

@@ -109,7 +109,7 @@ class Geometry:
 def partials(n_ctx: int, window: int) -> int:
     """The most chunks that one row of a context of ``n_ctx`` positions sees; a window may begin inside a chunk."""
     chunks = -(-n_ctx // CHUNK)
-    return min(chunks, (window + CHUNK - 2) // CHUNK + 1) if window else chunks
+    return min(chunks, (window + CHUNK - 2) // CHUNK + 1) if window > 0 else chunks
 
 
 def parts_of(rows: int, group: int, tasks: int, mixed: bool) -> int:

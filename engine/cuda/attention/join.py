@@ -46,7 +46,7 @@ AT_ONCE = 4
 @device
 def first_visible(position, window):
     """The first position that the row at ``position`` sees."""
-    return max(I(0), I(position - window + 1)) if window > 0 else I(0)
+    return max(I(0), I(position - window + 1)) if window > 0 else I(-window)
 
 
 # --- the chunks of a warp --------------------------------------------------------------------------------------

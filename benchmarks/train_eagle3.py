@@ -1,0 +1,340 @@
+"""Train a network of EAGLE-3 (Li et al. 2025) for a model on source code, with the hidden states of this engine as data.
+
+    python -m benchmarks.train_eagle3 MODEL.gguf -o network.gguf --code FOLDER [FOLDER ...] [--minutes 4] [--device cuda]
+
+Needs PyTorch.  The texts are the Python files in the folders; every hundredth file is held out.  The target reads them in
+sequences of its trained context, and its residual stream before the layers ``--taps`` and after the last one is kept.
+
+The network is unrolled as it drafts (the paper's training-time test).  Step j gets g_P, what the target computes at position
+P, and the token of P + 1 + j, and predicts the token of P + 2 + j.  It attends to the keys of step 0 up to P, and to its own
+keys of steps 1 to j.  Its output y takes the place of g in step j + 1.  The loss is the cross-entropy with the target's own
+distribution.
+
+The file has matrices in ``--quant`` and uses the embedding and the output matrix of the target.  At the end, the first drafts
+of the file by this engine are compared with those of PyTorch, and the share of right drafts on held-out texts is printed by
+place in the chain.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch  # type: ignore[import-not-found]
+from torch import nn  # type: ignore[import-not-found]
+from torch.nn import functional  # type: ignore[import-not-found]
+
+import engine
+from engine.arrays import Array, Batch
+from engine.decode.evaluate import evaluate
+from engine.devices import open_device
+from engine.gguf.file import GGUF, read_gguf
+from engine.models.base import Model
+from engine.models.registry import build, read_config, without_mtp
+from engine.ops.operations import Ops
+from engine.text.tokenizer import Tokenizer
+
+EPS, BASE = 1e-6, 10000.0
+
+
+class Joined:
+    """Takes the place of the network's fusion: all taps side by side."""
+
+    def apply(self, ops: Ops, taps: Sequence[Array]) -> Array:
+        """float32 [rows, the sum of all widths]."""
+        return ops.join_columns(taps)
+
+
+class Kept:
+    """Takes the place of the network: keeps what it would read of the latest sequence."""
+
+    def __init__(self, model: Model, width: int, length: int) -> None:
+        self._model = model
+        self.rows = model.ops.zeros((1, length, width), np.float32)
+        self.hidden = self.rows
+
+    def follow(self, batch: Batch[Array], hidden: Array) -> None:
+        """Keep the rows of a pass."""
+        self._model.ops.keep_rows(self.rows, hidden, batch)
+
+
+class Target:
+    """The model that the network drafts for, on this engine."""
+
+    def __init__(self, path: Path, device: str, taps: Sequence[int]) -> None:
+        self.gguf: GGUF = read_gguf(path)
+        config = without_mtp(read_config(self.gguf))
+        self.n_ctx, self.taps = config.n_ctx_train, (*taps, config.n_layer)
+        self.width = config.n_embd
+        config = replace(config, taps=self.taps, n_embd_draft=config.n_embd * len(self.taps))
+        self.model = build(config, self.gguf, open_device(device), self.n_ctx)
+        self._kept = Kept(self.model, config.n_embd_draft, self.n_ctx + 1)
+        self.model.drafter, self.model.fusion = self._kept, Joined()  # type: ignore[assignment]
+        self.model.ops.loaded()
+        self.config, self.tokenizer = config, Tokenizer.from_gguf(self.gguf)
+
+    def states(self, tokens: Sequence[int]) -> np.ndarray:
+        """float32 [tokens, taps, n_embd]: what the network reads of at most ``n_ctx`` tokens, and the output."""
+        self.model.sequence.truncate(0)
+        size = self.model.cache.max_rows
+        for first in range(0, len(tokens), size):
+            part = np.array(tokens[first : first + size], np.int32)
+            at = np.arange(first, first + part.size, dtype=np.int32)
+            evaluate(self.model, part, at, 1, self.model.sequence)
+        rows = self.model.ops.download(self._kept.rows)[0, : len(tokens)]
+        return rows.reshape(len(tokens), len(self.taps), self.width)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor of its file, dequantized."""
+        tensor = self.gguf.tensors[name]
+        return gguf.quants.dequantize(tensor.data.reshape(*tensor.shape[:-1], -1), tensor.type).reshape(tensor.shape)
+
+
+def rms(x: Any, weight: Any) -> Any:
+    return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS).to(x.dtype) * weight
+
+
+class Network(nn.Module):  # type: ignore[misc]
+    """The network, with the names of the file."""
+
+    def __init__(self, target: Target, args: argparse.Namespace) -> None:
+        super().__init__()
+        n, d, f = target.width, args.head_dim, args.n_ff
+        self.n_head, self.n_head_kv, self.head_dim = args.n_head, args.n_head_kv, d
+        linear = {
+            "fc": (n, n * len(args.taps)),
+            "attn_q": (args.n_head * d, 2 * n),
+            "attn_k": (args.n_head_kv * d, 2 * n),
+            "attn_v": (args.n_head_kv * d, 2 * n),
+            "attn_output": (n, args.n_head * d),
+            "ffn_gate": (f, n),
+            "ffn_up": (f, n),
+            "ffn_down": (n, f),
+        }
+        # At first g is the last tap, and attention and network add little to it.
+        small = {"fc": 0.1, "attn_output": 0.1, "ffn_down": 0.1}
+        self.w = nn.ParameterDict(
+            {k: nn.Parameter(torch.randn(s) * small.get(k, 1.0) * s[1] ** -0.5) for k, s in linear.items()}
+        )
+        with torch.no_grad():
+            self.w["fc"][:, -n:] += torch.eye(n)
+        names = ("attn_norm", "attn_norm_2", "ffn_norm", "output_norm")
+        self.norms = nn.ParameterDict({name: nn.Parameter(torch.ones(n)) for name in names})
+        output = "output.weight" if "output.weight" in target.gguf.tensors else "token_embd.weight"
+        self.register_buffer("embedding", torch.from_numpy(target.tensor("token_embd.weight").copy()))
+        self.register_buffer("head", torch.from_numpy(target.tensor(output).copy()))
+        self.register_buffer("target_norm", torch.from_numpy(target.tensor("output_norm.weight").copy()))
+        self.register_buffer("rates", BASE ** (-torch.arange(0, d, 2) / d))
+
+    def fused(self, states: Any) -> Any:
+        """g [batch, tokens, n] of what the network reads [batch, tokens, taps, n]."""
+        return functional.linear(states.flatten(2), self.w["fc"])
+
+    def wanted(self, output: Any) -> Any:
+        """The target's logits, from its output before the norm."""
+        return functional.linear(rms(output, self.target_norm), self.head)
+
+    def _rotated(self, x: Any, at: Any) -> Any:
+        """Pairs (2i, 2i + 1) of x [batch, tokens, heads, d]."""
+        angles = at[:, None, None] * self.rates
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+    def step(self, g: Any, tokens: Any, number: int, memory: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """y and the logits of step ``number`` for g and tokens [batch, positions]; memory: keys and values of all steps."""
+        batch, n = tokens.shape
+        e = rms(functional.embedding(tokens, self.embedding).to(g.dtype), self.norms["attn_norm"])
+        x = torch.cat([e, rms(g, self.norms["attn_norm_2"])], -1)
+        at = torch.arange(n, device=g.device) + number
+
+        def heads(name: str, count: int) -> Any:
+            return functional.linear(x, self.w[name]).view(batch, n, count, self.head_dim)
+
+        q = self._rotated(heads("attn_q", self.n_head), at).transpose(1, 2)
+        repeat = self.n_head // self.n_head_kv
+        k = self._rotated(heads("attn_k", self.n_head_kv), at).repeat_interleave(repeat, 2).transpose(1, 2)
+        v = heads("attn_v", self.n_head_kv).repeat_interleave(repeat, 2).transpose(1, 2)
+        memory.append((k, v))
+        scores = q @ memory[0][0].transpose(2, 3)
+        hidden = torch.ones(n, n, dtype=torch.bool, device=g.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        own = [(q * key).sum(-1, keepdim=True) for key, _ in memory[1:]]
+        weights = torch.softmax(torch.cat([scores, *own], -1).float() * self.head_dim**-0.5, -1).to(g.dtype)
+        o = weights[..., :n] @ memory[0][1]
+        for i, (_, value) in enumerate(memory[1:]):
+            o = o + weights[..., n + i : n + i + 1] * value
+        y = g + functional.linear(o.transpose(1, 2).flatten(2), self.w["attn_output"])
+        b = rms(y, self.norms["ffn_norm"])
+        inner = functional.silu(functional.linear(b, self.w["ffn_gate"])) * functional.linear(b, self.w["ffn_up"])
+        y = y + functional.linear(inner, self.w["ffn_down"])
+        return y, functional.linear(rms(y, self.norms["output_norm"]), self.head.to(y.dtype))
+
+
+def unrolled(net: Network, states: Any, tokens: Any, steps: int) -> Iterator[tuple[Any, Any]]:
+    """The logits of each step, and those that the target has there: states [batch, n, taps, n_embd], the last one being the
+    output; tokens [batch, n]."""
+    n = tokens.shape[1] - steps
+    g, memory = net.fused(states[:, :n, :-1]), list[tuple[Any, Any]]()
+    for number in range(steps):
+        g, logits = net.step(g, tokens[:, 1 + number : n + 1 + number], number, memory)
+        yield logits, net.wanted(states[:, 1 + number : n + 1 + number, -1])
+
+
+def texts(folders: Sequence[Path], tokenizer: Tokenizer, length: int, most: int) -> tuple[list[list[int]], ...]:
+    """Sequences of ``length`` tokens of the files in folders, up to ``most`` for training, and those held out."""
+    files = sorted({file for folder in folders for file in folder.rglob("*.py") if 2000 < file.stat().st_size < 200000})
+    random.Random(1).shuffle(files)
+    found: tuple[list[list[int]], list[list[int]]] = ([], [])
+    for i, file in enumerate(files):
+        own, enough = found[i % 100 == 0], (64 if i % 100 == 0 else most)
+        if len(own) >= enough:
+            continue
+        ids = tokenizer.encode(file.read_text(encoding="utf-8", errors="replace")[:100000])
+        own += [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)][:8]
+        if len(found[0]) >= most and len(found[1]) >= 64:
+            break
+    return found
+
+
+def rates(net: Network, target: Target, held: Sequence[Sequence[int]], steps: int, device: str) -> list[float]:
+    """The share of first choices that are the target's, by step, where all earlier ones of the chain are."""
+    right, seen = [0] * steps, [0] * steps
+    with torch.no_grad():
+        for ids in held:
+            states = torch.from_numpy(target.states(ids)).to(device)[None]
+            alive = None
+            for number, (logits, wanted) in enumerate(unrolled(net, states, torch.tensor([ids], device=device), steps)):
+                same = logits.argmax(-1) == wanted.argmax(-1)
+                if alive is None:
+                    alive = torch.ones_like(same)
+                seen[number] += int(alive.sum())
+                alive = alive & same
+                right[number] += int(alive.sum())
+    return [a / max(b, 1) for a, b in zip(right, seen, strict=True)]
+
+
+def write(net: Network, target: Target, args: argparse.Namespace) -> None:
+    """The file, as llama.cpp's conversion names its tensors and keys."""
+    writer, kind = gguf.GGUFWriter(args.output, "eagle3"), gguf.GGMLQuantizationType[args.quant]
+    writer.add_name(f"EAGLE-3 network of {target.config.name}")
+    integers = {
+        "block_count": 1,
+        "context_length": target.n_ctx,
+        "embedding_length": target.width,
+        "feed_forward_length": args.n_ff,
+        "attention.head_count": net.n_head,
+        "attention.head_count_kv": net.n_head_kv,
+        "attention.key_length": net.head_dim,
+        "attention.value_length": net.head_dim,
+        "rope.dimension_count": net.head_dim,
+        "vocab_size": target.config.n_vocab,
+        "target_hidden_size": target.width,
+    }
+    for key, number in integers.items():
+        writer.add_uint32(f"eagle3.{key}", number)
+    writer.add_float32("eagle3.rope.freq_base", BASE)
+    writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", EPS)
+    writer.add_array("eagle3.target_layers", list(args.taps))
+    for name, weight in net.w.items():
+        full = "fc.weight" if name == "fc" else f"blk.0.{name}.weight"
+        data = gguf.quants.quantize(weight.detach().float().cpu().numpy(), kind)
+        writer.add_tensor(full, data, raw_dtype=kind)
+    for name, weight in net.norms.items():
+        full = "output_norm.weight" if name == "output_norm" else f"blk.0.{name}.weight"
+        writer.add_tensor(full, weight.detach().float().cpu().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def agreement(net: Network, target: Target, args: argparse.Namespace, ids: Sequence[int]) -> float:
+    """The share of positions where a draft of the file by this engine is PyTorch's choice, on the beginnings of a text."""
+    llm: Any = engine.load(args.model, draft_model=args.output, device=args.device, n_ctx=target.n_ctx)
+    states = torch.from_numpy(target.states(ids)).to(args.device)[None]
+    with torch.no_grad():
+        g = net.fused(states[:, :-1, :-1])
+        _, logits = net.step(g, torch.tensor([ids[1:]], device=args.device), 0, [])
+    places = range(1, len(ids), 9)
+    found = []
+    for n in places:
+        llm.read(ids[:n])
+        found.append(int(llm.model.drafter.forward(ids[n], n, llm.model.sequence).argmax()))
+    own = [int(logits[0, n - 1].argmax()) for n in places]
+    return sum(a == b for a, b in zip(found, own, strict=True)) / len(own)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.train_eagle3", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--code", type=Path, nargs="+", required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--sequences", type=int, default=3000, help="of the trained context, for training")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=4, help="drafts of a chain in training")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--taps", type=int, nargs="+", default=[2, 4, 6])
+    parser.add_argument("--n-ff", type=int, default=1024)
+    parser.add_argument("--n-head", type=int, default=4)
+    parser.add_argument("--n-head-kv", type=int, default=2)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--quant", default="Q5_0")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """The command line."""
+    args = arguments()
+    torch.manual_seed(1)
+    target = Target(args.model, args.device, args.taps)
+    train, held = texts(args.code, target.tokenizer, target.n_ctx, args.sequences)
+    began = time.perf_counter()
+    half = torch.bfloat16 if args.device.startswith("cuda") else torch.float32
+    states = torch.stack([torch.from_numpy(target.states(ids)).to(args.device, half) for ids in train])
+    tokens = torch.tensor(train, device=args.device)
+    took = time.perf_counter() - began
+    print(f"{tokens.numel()} tokens, {len(held)} held-out sequences, states in {took:.0f} s", flush=True)
+    net = Network(target, args).to(args.device)
+    optimizer = torch.optim.AdamW(net.parameters(), args.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    began, n, done = time.perf_counter(), 0, 0.0
+    while done < 1:
+        done = min(1.0, (time.perf_counter() - began) / (60 * args.minutes))
+        for group in optimizer.param_groups:
+            group["lr"] = args.rate * min(1.0, (n + 1) / 100) * (0.5 + 0.5 * np.cos(np.pi * done)) + 1e-6
+        chosen = torch.randint(len(train), (args.batch,), device=args.device)
+        loss: Any = 0.0
+        with torch.autocast(args.device.partition(":")[0], torch.bfloat16, enabled=half == torch.bfloat16):
+            for number, (logits, wanted) in enumerate(
+                unrolled(net, states[chosen].to(half), tokens[chosen], args.steps)
+            ):
+                soft = torch.softmax(wanted.float(), -1).detach()
+                each = -(soft * torch.log_softmax(logits.float(), -1)).sum(-1).mean()
+                loss = loss + 0.8**number * each
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        n += 1
+        if n % 100 == 0 or done == 1:
+            print(f"step {n}, {time.perf_counter() - began:.0f} s, loss {float(loss.detach()):.3f}", flush=True)
+    net = net.float()
+    write(net, target, args)
+    print(f"{args.output}: {args.output.stat().st_size / 1e6:.2f} MB")
+    print(
+        "right, by place:", " ".join(f"{rate:.3f}" for rate in rates(net, target, held[:32], args.steps, args.device))
+    )
+    print(f"drafts of the file as by PyTorch: {agreement(net, target, args, held[0][:400]):.3f}")
+
+
+if __name__ == "__main__":
+    main()
