@@ -34,6 +34,7 @@ class Network:
     normed_sum: bool = False
     norm_before_fc: bool = False
     llama3: bool = False
+    scale: int = 8
     base: float = 10000.0
     eps: float = 1e-5
     name: str = "eagle3"
@@ -74,7 +75,12 @@ class Network:
     @property
     def scaling(self) -> dict[str, Any]:
         """Llama 3's scaling of frequencies."""
-        return {"low_freq_factor": 1, "high_freq_factor": 4, "factor": 8, "original_max_position_embeddings": 64}
+        return {
+            "low_freq_factor": 1,
+            "high_freq_factor": 4,
+            "factor": self.scale,
+            "original_max_position_embeddings": 64,
+        }
 
     def write(self, path: Path, **keys: Any) -> Path:
         """The file as llama.cpp's conversion writes it; keys: other values of its keys."""

@@ -75,6 +75,8 @@ class Model(Loader):
         super().__init__(config, gguf, ops, n_ctx)
         self.placement = placement
         self._loaders: dict[Ops, Loader] = {ops: self}
+        #: Loaders of other files, whose rotation angles its passes use, too.
+        self.further: list[Loader] = []
         self.rewind = rewind
         self.n_sequences = n_sequences
         #: The maximum number of rows in a pass that reads a prompt.
@@ -512,5 +514,5 @@ class Model(Loader):
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length) on all devices."""
-        for loader in self._loaders.values():
+        for loader in (*self._loaders.values(), *self.further):
             Loader.reserve(loader, length)

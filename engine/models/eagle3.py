@@ -169,9 +169,9 @@ def load_eagle3(model: Model, gguf: GGUF) -> MTP:
 
     Raises ModelError if the tensors do not match.
     """
-    for rope in model.config.ropes:
-        model.rotary(rope)  # the model computes the angles of all layers
     loader = Loader(_read(gguf), gguf, model.ops, model.cache.n_ctx, model)
+    # The model computes the angles of all layers; factors of frequencies are in the file of the network.
+    model.further.append(loader)
     c, width = loader.config, model.config.n_embd * len(model.config.taps)
     has_norm = Metadata(gguf, EAGLE3).flag("norm_before_fc", False)
     norm = loader.vector("enc.output_norm.weight", width) if has_norm else None

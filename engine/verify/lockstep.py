@@ -262,7 +262,7 @@ class Lockstep:
         self._layer: int | None = None
         self._model = copy.copy(cpu)
         for field, value in vars(cpu).items():
-            if field not in ("config", "gguf", "ops", "drafter", "placement", "_loaders"):
+            if field not in ("config", "gguf", "ops", "drafter", "placement", "_loaders", "further"):
                 setattr(self._model, field, join(value, vars(gpu)[field], field))
         self._model.ops = self
         self._model.placement = Placement.whole(cpu.config, cast(Ops, self))
