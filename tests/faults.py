@@ -930,7 +930,7 @@ FAULTS = (
         "out[t, v] = logits[t, index[v]] if index[v] >= 0",
         "out[t, v] = logits[t, v] if index[v] >= 0",
         "an EAGLE-3 network drafts the wrong tokens, so none is accepted",
-        ("tests/models/test_eagle3.py::test_drafts_are_those_of_the_definition[few tokens]",),
+        ("tests/models/test_eagle3.py::test_drafts_are_those_of_the_definition[few-tokens]",),
     ),
     Fault(
         "a layer that is left out of the list of kernels",

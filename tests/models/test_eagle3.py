@@ -33,9 +33,9 @@ def sizes(target: Target) -> Network:
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "few tokens": {"n_draft": 100, "llama3": True, "base": 5000.0},
-    "own factors": {"llama3": True, "scale": 3},
-    "own width": {"n_embd": 96, "own_embedding": True, "normed_sum": True},
+    "few-tokens": {"n_draft": 100, "llama3": True, "base": 5000.0},
+    "own-factors": {"llama3": True, "scale": 3},
+    "own-width": {"n_embd": 96, "own_embedding": True, "normed_sum": True},
     "normed": {"norm_before_fc": True, "lends_output": True, "taps": (1,)},
 }
 
