@@ -295,19 +295,20 @@ class Answers(GeneratingModel):
             top_logprobs=logprobs,
             begins_with=begins_with,
             on_prefill=on_prefill,
-            speculation=self._speculation(speculation or SpeculationParams(), sampler),
+            speculation=self._speculation(speculation or SpeculationParams(), sampler, cache_salt),
             ending=ending,
             salt=cache_salt,
             schema=schema,
         )
 
-    def _speculation(self, params: SpeculationParams, sampler: Sampler) -> Speculation | None:
+    def _speculation(self, params: SpeculationParams, sampler: Sampler, salt: str) -> Speculation | None:
         """The draft sources of one answer; None if there are none."""
         if not isinstance(params, SpeculationParams):
             raise UsageError(f"speculation must be SpeculationParams, not {described(params)}.")
         if not params.enabled or (self.draft is None and not params.lookup):
             return None
-        return Speculation(params, sampler, self.draft, self.n_bytes_read)
+        history = self.histories.of(salt) if params.lookup else None
+        return Speculation(params, sampler, self.draft, self.n_bytes_read, history)
 
     def _take_back(self, ids: list[int]) -> str:
         """Remove the last of ``ids`` and return its text.  Remove nothing and return "" if it is the only one, a control

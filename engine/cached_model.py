@@ -25,6 +25,7 @@ from engine.models.base import Model
 from engine.models.needs import recurrent_bytes, snapshot_bytes
 from engine.sampling.finite import check_rows
 from engine.sampling.sampler import SamplerParams
+from engine.speculative.history import Histories
 from engine.text.tokenizer import Tokenizer
 
 CLOSED = "this model is closed; open it again with engine.load()."
@@ -70,6 +71,8 @@ class CachedModel:
         kept = self.states, self.snapshot_bytes
         slots = [Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences]
         self.slots = Slots(slots, model.cache, model.ops.decode_rows)
+        #: The texts of earlier answers, for lookup.
+        self.histories = Histories()
         #: The steps of ``device_steps``, once they were wanted.
         self._device_steps: Steps | None = None
         self.core = EngineCore(self)
@@ -161,6 +164,7 @@ class CachedModel:
         for pool in self.cache.pools.values():
             pool.clear()
         self.states.clear()
+        self.histories.clear()
 
     @property
     def closed(self) -> bool:

@@ -159,6 +159,7 @@ class GeneratingModel(CachedModel):
             return
         if forget and any(ops.device_memory() is None for ops in self.model.devices):
             self.slots.forget_others(self.states)
+            self.histories.clear()
         self.model.rest()
         if isinstance(self.draft, DraftModel):
             self.draft.llm.rest(forget)

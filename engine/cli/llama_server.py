@@ -62,7 +62,9 @@ OWN: tuple[Other | Flag, ...] = (
         "--moe-cache-mib", 1, "all layers run on one device; choose it with --device cpu or --device cuda:N", holds="0"
     ),
     Flag(
-        "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "--draft-lookup uses the text of the answer only"
+        "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
+        1,
+        "--draft-lookup uses the texts of this process only",
     ),
     Flag(
         "--control-vector --control-vector-scaled",

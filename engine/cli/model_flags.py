@@ -22,8 +22,8 @@ the model's own layer for that in a file of its own; given as for -m. Good draft
 by default they do not change them"""
 
 DRAFT_LOOKUP = """\
-draft the tokens that followed the last occurrence of the latest tokens in the prompt or answer; if
-nothing is found, the draft model drafts, if there is one"""
+draft the tokens that followed the last occurrence of the latest tokens in the prompt or answer, or
+in an earlier answer; if nothing is found, the draft model drafts, if there is one"""
 
 DRAFT_MAX = """\
 maximum number of drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 7

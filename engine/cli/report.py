@@ -37,6 +37,7 @@ SOURCES = {
     "eagle3": "the EAGLE-3 network",
     "assistant": "the assistant",
     "lookup": "lookup",
+    "history": "earlier answers",
 }
 
 PLAIN_SECONDS = 2.0

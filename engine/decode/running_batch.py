@@ -247,6 +247,8 @@ class RunningBatch:
             request.items.clear()
         if isinstance(state, Running):
             self.cut(slot, request)
+            if request.speculation is not None and request.error is None:
+                request.speculation.ended(request.known)
         slot.latest, request.on_prefill = request, None
 
     def cut(self, slot: Slot, request: Request) -> None:

@@ -99,6 +99,11 @@ class Controller:
         """The number of tokens that should still be generated without drafts."""
         return self._wait
 
+    @property
+    def gain(self) -> float | None:
+        """The speed with drafts relative to that without, as measured so far; None if it has not been."""
+        return self._gain(self._size) if self._costs.known and isinstance(self._costs, Costs) else None
+
     def drafts(self) -> int:
         """The number of tokens to draft now; 0 during a pause."""
         return 0 if self._wait else self._size

@@ -22,6 +22,8 @@ class PromptLookup:
     name = "lookup"
 
     def __init__(self) -> None:
+        #: The length of the match of the last proposal.
+        self.matched = 0
         self._tokens = np.empty(1024, np.int32)
         self._n = 0
 
@@ -45,7 +47,8 @@ class PromptLookup:
             ends, length = longer, length + 1
             if ends.size == 1 and length >= LEAST:
                 break
-        if not ends.size or length < LEAST:
+        self.matched = length if ends.size else 0
+        if self.matched < LEAST:
             return []
         period = n - 1 - int(ends[-1])
         following = tokens[n - period : n - period + count].tolist()

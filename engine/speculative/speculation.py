@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.sampling.sampler import Sampler
-from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
+from engine.speculative.controller import GAIN, WINDOW, Controller, Costs, NominalCosts
+from engine.speculative.history import AnswerHistory
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Draft, Proposal, StepLimits
@@ -32,8 +33,16 @@ NOTHING = Proposal()
 class Speculation:
     """The draft sources of one answer, and the record of their drafts."""
 
-    def __init__(self, params: SpeculationParams, sampler: Sampler, draft: Draft | None, target_bytes: float) -> None:
-        """draft: a draft model or the target's own layer, if there is one; target_bytes: bytes that a target pass reads."""
+    def __init__(
+        self,
+        params: SpeculationParams,
+        sampler: Sampler,
+        draft: Draft | None,
+        target_bytes: float,
+        history: AnswerHistory | None = None,
+    ) -> None:
+        """draft: a draft model or the target's own layer, if there is one; target_bytes: bytes that a target pass reads;
+        history: the texts of earlier answers, for lookup."""
         self.params = params
         self.statistics = Statistics()
         self._sampler = sampler
@@ -46,7 +55,9 @@ class Speculation:
         self._passed = 0
         #: Whether time may decide how much is drafted: the number does not affect the text.
         self.adapts = params.accept == "exact" or sampler.params.greedy
-        costs = {"lookup": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
+        # The text must not depend on earlier answers where it depends on the number of drafts.
+        self._history = history if params.lookup and self.adapts else None
+        costs = {"lookup": 0.0, "history": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
         self._controllers = {
             kind: Controller(
                 params.most(kind), params.draft_min, Costs(self._plain) if self.adapts else NominalCosts(cost)
@@ -61,17 +72,34 @@ class Speculation:
         """
         if room < max(1, self.params.draft_min) or (self.adapts and self._passed < MEASURED):
             return NOTHING
-        if self._lookup is not None and (n := self._controllers["lookup"].drafts()):
-            drafts = self._lookup.propose(known, min(n, room))
+        best, matched = NOTHING, 0
+        for source in (self._lookup, self._history):
+            if source is None or not (n := self._controllers[source.name].drafts()):
+                continue
+            drafts = source.propose(known, min(n, room))
             if self._matcher is not None:
                 drafts = drafts[: self._matcher.permitted(known, drafts)]
-            if len(drafts) >= max(1, self.params.draft_min):
-                return Proposal(drafts, source="lookup")
+            if len(drafts) >= max(1, self.params.draft_min) and source.matched > matched:
+                best, matched = Proposal(drafts, source=source.name), source.matched
         if self._draft is None or len(known) <= self._draft.behind:
-            return NOTHING
+            return best
         if n := self._controllers[self._draft.name].drafts():
-            return Proposal(count=min(n, room), source=self._draft.name)
-        return NOTHING
+            best = self._better(best, Proposal(count=min(n, room), source=self._draft.name))
+        return best
+
+    def _better(self, one: Proposal, other: Proposal) -> Proposal:
+        """The first of two proposals, or the second one if there is no first or if its source has gained more so far."""
+        if not one.source:
+            return other
+        gains = [self._controllers[each.source].gain for each in (one, other)]
+        if self.adapts and gains[0] is not None and gains[1] is not None and gains[1] > GAIN * gains[0]:
+            return other
+        return one
+
+    def ended(self, known: Sequence[int]) -> None:
+        """Keep the text of the answer for the drafts of later ones."""
+        if self._history is not None:
+            self._history.add(known)
 
     def ahead(self, most: int) -> int:
         """The number of plain steps that may be in flight, of the ``most`` that the device supports: not past a position at

@@ -83,7 +83,7 @@ def test_drafts_do_not_show(llms: dict[str, engine.LLM], kind: str, temperature:
         found = llm.complete(prompt, speculation=params, **given)
         assert found.ids == expected
         assert found.speculation is not None
-        assert set(found.speculation.drafted_by) <= {"assistant", "lookup"}
+        assert set(found.speculation.drafted_by) <= {"assistant", "lookup", "history"}
         drafted += found.speculation.drafted_by["assistant"]
         accepted += found.speculation.accepted_by["assistant"]
         if i % 4 == 0:

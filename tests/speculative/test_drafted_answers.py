@@ -157,7 +157,7 @@ def test_drafts_do_not_show(
         assert counts[1] > 0
 
 
-NAMES = {"lookup": {"lookup"}, "model": {"model"}, "both": {"lookup", "model"}}
+NAMES = {"lookup": {"lookup", "history"}, "model": {"model"}, "both": {"lookup", "history", "model"}}
 
 CASES = [
     ({"temperature": 0}, 1),

@@ -139,6 +139,9 @@ class Script:
     def ahead(self, most: int) -> int:
         return most
 
+    def ended(self, known: Sequence[int]) -> None:
+        pass
+
     def passed(self, seconds: float) -> None:
         assert not self.drafts
 
@@ -424,6 +427,7 @@ def test_lookup_comes_first(drafting: engine.LLM) -> None:
     assert statistics.drafted_by["lookup"] > 0 and statistics.drafted_by["model"] > 0
     assert statistics.accepted_by["model"] == statistics.drafted_by["model"]
     drafting.draft = None
+    drafting.histories.clear()
     alone = drafting.complete(PROMPT, speculation=LOOKUP, **REPEATS)
     assert alone.speculation is not None and set(alone.speculation.drafted_by) == {"lookup"}
     assert found.ids == alone.ids == drafting.complete(PROMPT, **REPEATS).ids

@@ -72,6 +72,10 @@ class Table:
         self.ops.keep_rows(self.memory, logits, batch)
         return logits[batch.rows - n_logits : batch.rows] if n_logits else None
 
+    @property
+    def passes(self) -> tuple[Any]:
+        return (self.compute,)
+
     def reserve(self, length: int) -> None:
         assert length <= self.cache.n_ctx
 

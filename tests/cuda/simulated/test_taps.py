@@ -14,6 +14,7 @@ if not SIMULATED:
 import engine
 from engine.cpu.taps import UNKNOWN
 from engine.cuda import backend
+from engine.errors import UsageError
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -76,3 +77,11 @@ def test_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = gpu_llm.complete(prompt, speculation=SpeculationParams(draft_max=4, draft_min=4), **more)
     assert found.ids == expected and found.speculation is not None
     assert found.speculation.accepted == 3
+
+
+def test_a_target_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_simulated(monkeypatch)
+    shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
+    paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)
+    with pytest.raises(UsageError, match="reads several layers of the model, which must all be on one device"):
+        engine.load(paths[0], draft_model=paths[1], device="cuda", n_gpu_layers=1, n_ctx=64)
