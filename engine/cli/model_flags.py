@@ -17,9 +17,9 @@ cpu (or none), cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU
 the answer is the same"""
 
 DRAFT_MODEL = """\
-a smaller model with the same vocabulary that drafts tokens for this one, an assistant of Gemma 4, or
-the model's own layer for that in a file of its own; given as for -m. Good drafts make answers faster;
-by default they do not change them"""
+a smaller model with the same vocabulary that drafts tokens for this one, an EAGLE-3 network, an
+assistant of Gemma 4, or the model's own layer for that in a file of its own; given as for -m. Good
+drafts make answers faster; by default they do not change them"""
 
 DRAFT_LOOKUP = """\
 draft the tokens that followed the last occurrence of the latest tokens in the prompt or answer, or

@@ -10,6 +10,7 @@ from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.device_sampler import Candidates, DeviceSampler, Rows
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.step_kind import Kind
+from engine.models.drafter import pass_of
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 from engine.speculative.proposal import DeviceDraft
@@ -51,8 +52,7 @@ class DeviceDrafts:
         """The pass of draft ``number`` of each of ``n_entries`` requests."""
         rows = self._reads(number) * n_entries
         n_logits = rows if n_entries > 1 else 1
-        passes = self.draft.passes
-        compute = cast(Forward[Tensor], passes[min(number, len(passes) - 1)])
+        compute = cast(Forward[Tensor], pass_of(self.draft.passes, number))
         return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
 
     def _reads(self, number: int) -> int:

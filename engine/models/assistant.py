@@ -137,7 +137,7 @@ class Assistant(Gemma4Loader):
         """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
         ``token`` at ``position``."""
         self.reserve(position + 1)
-        tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
+        tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)
         logits = self.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None

@@ -407,12 +407,9 @@ class Model(Loader):
         last = slice(batch.rows - n_logits, batch.rows)
         if self.drafter is None:
             return self._normed_head(x[last]) if n_logits else None
-        if self.fusion is not None:
-            self.drafter.follow(batch, self.fusion.apply(ops, taps))
-            return self._normed_head(x[last]) if n_logits else None
-        if config.streams is not None or not config.mtp_normed:
-            # The drafter needs the residual stream of all tokens.
-            self.drafter.follow(batch, x)
+        if self.fusion is not None or config.streams is not None or not config.mtp_normed:
+            # The drafter needs the residual stream of all tokens, before several layers or after the last one.
+            self.drafter.follow(batch, x if self.fusion is None else self.fusion.apply(ops, taps))
             return self._normed_head(x[last]) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
         x = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))

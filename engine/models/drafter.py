@@ -5,10 +5,15 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.arrays import Array, Batch
+from engine.arrays import A, Array, Batch
 from engine.cache.sequence import Sequence
 from engine.ops.executor import Forward
 from engine.ops.operations import Ops
+
+
+def pass_of(passes: SequenceOf[Forward[A]], number: int) -> Forward[A]:
+    """The pass that makes draft ``number`` of a step, the last one for all further drafts (:attr:`Drafter.passes`)."""
+    return passes[min(number, len(passes) - 1)]
 
 
 class Fusion(Protocol):

@@ -31,7 +31,7 @@ from engine.models.layer import load_layer
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.metadata import Metadata
-from engine.models.mtp import MTP, DraftingLayer
+from engine.models.mtp import MTP, DraftingLayer, lent_output
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
@@ -111,7 +111,7 @@ class EagleLayer(DraftingLayer):
         if loader.has("token_embd.weight"):
             self.embed_tokens = loader.matrix("token_embd.weight", n_vocab, c.n_embd)
         tokens = _tokens(loader, n_vocab)
-        self.output, lent = model.output, model.gguf.tensors
+        self.output = model.output
         if loader.has("output.weight"):
             self.output = loader.product("output.weight", n_vocab if tokens is None else tokens.size, c.n_embd)
         #: int32 [n_vocab]: the row of the output for each token, -1: none.  None: row t is token t.
@@ -122,7 +122,7 @@ class EagleLayer(DraftingLayer):
             self._rows = loader.ops.upload(rows)
         own = [tensor for name, tensor in loader.gguf.tensors.items() if name.startswith((blk, "output.weight"))]
         if not loader.has("output.weight"):
-            own.append(lent["output.weight" if "output.weight" in lent else "token_embd.weight"])
+            own.append(lent_output(model.gguf))
         self.n_bytes = bytes_read(own, c)
 
     def joined(self, model: Model, hidden: Array, batch: Batch[Array]) -> Array:
@@ -160,8 +160,7 @@ def _tokens(loader: Loader, n_vocab: int) -> np.ndarray | None:
     """The token of each row of the output, int32; None if row t is token t."""
     if not loader.has("d2t"):
         return None
-    tokens = loader.host_integers("d2t", loader.gguf.tensors["d2t"].shape[0], end=n_vocab)
-    return tokens
+    return loader.host_integers("d2t", loader.gguf.tensors["d2t"].shape[0], end=n_vocab)
 
 
 def load_eagle3(model: Model, gguf: GGUF) -> MTP:

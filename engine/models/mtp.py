@@ -36,6 +36,7 @@ from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.base import Model
 from engine.models.config import EAGLE3
+from engine.models.drafter import pass_of
 from engine.models.layer import Layer, load_layer
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, hidden_width
@@ -165,9 +166,9 @@ class MTP:
         sequence.reserve(position + 1)
         sequence.overwrite(position + 1)
         model.cache.publish()
-        tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
+        tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)
-        logits = model.ops.run(self.passes[min(number, len(self.layers) - 1)], batch, 1, self.inputs)
+        logits = model.ops.run(pass_of(self.passes, number), batch, 1, self.inputs)
         assert logits is not None
         return logits[0]
 
@@ -222,7 +223,11 @@ def bytes_of_draft(model: Model, loader: Loader, own: str, il: int, head: str = 
     begin = (own, head) if head else (own,)
     read = [tensor for name, tensor in tensors.items() if name.startswith(begin) and "embed_tokens" not in name]
     if own + "nextn.shared_head_head.weight" not in tensors:
-        lent = model.gguf.tensors
-        read.append(lent["output.weight" if "output.weight" in lent else "token_embd.weight"])
+        read.append(lent_output(model.gguf))
     named = (replace(tensor, name=tensor.name.replace(own, blk)) for tensor in read)
     return bytes_read(named, model.config)
+
+
+def lent_output(gguf: GGUF) -> GGUFTensor:
+    """The tensor of a model's file that is its output matrix, which layers that draft use if they have none of their own."""
+    return gguf.tensors["output.weight" if "output.weight" in gguf.tensors else "token_embd.weight"]

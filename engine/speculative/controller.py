@@ -102,7 +102,7 @@ class Controller:
     @property
     def gain(self) -> float | None:
         """The speed with drafts relative to that without, as measured so far; None if it has not been."""
-        return self._gain(self._size) if self._costs.known and isinstance(self._costs, Costs) else None
+        return self._gain(self._size) if self._costs.known else None
 
     def drafts(self) -> int:
         """The number of tokens to draft now; 0 during a pause."""

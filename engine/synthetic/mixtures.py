@@ -70,11 +70,7 @@ class Glm4MoeShape(Shape):
             if layer == 0:
                 yield from self._feed_forward(block)
             else:
-                yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
-                yield block + "exp_probs_b.bias", (mix.n_expert,)
-                for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
-                    yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
-                    yield f"{block}ffn_{name}_shexp.weight", (rows, columns)
+                yield from _biased_mixture(block, e, mix)
             if layer >= self.n_layer:
                 yield from self._nextn(block)
         yield "output_norm.weight", (e,)
@@ -127,11 +123,7 @@ class Step35Shape(Shape):
             if layer < self.n_dense or layer >= self.n_layer:
                 yield from self._feed_forward(block)
             else:
-                yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
-                yield block + "exp_probs_b.bias", (mix.n_expert,)
-                for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
-                    yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
-                    yield f"{block}ffn_{name}_shexp.weight", (rows, columns)
+                yield from _biased_mixture(block, e, mix)
             if layer >= self.n_layer:
                 yield from self._nextn(block)
                 yield block + "nextn.shared_head_head.weight", (self.n_vocab, e)
@@ -153,6 +145,15 @@ class Step35Shape(Shape):
             "swiglu_clamp_shexp": [16.0 * limit for limit in limited],
             "nextn_predict_layers": self.n_mtp,
         }
+
+
+def _biased_mixture(block: str, e: int, mix: ExpertsConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A mixture whose choice has a bias, with a shared network as wide as an expert and without a gate."""
+    yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+    yield block + "exp_probs_b.bias", (mix.n_expert,)
+    for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
+        yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
+        yield f"{block}ffn_{name}_shexp.weight", (rows, columns)
 
 
 # Layers, width, heads, KV heads, head size, feed-forward, vocabulary, context, RoPE base, epsilon.

@@ -28,6 +28,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
 from engine.errors import DeviceError
+from engine.models.drafter import pass_of
 from engine.models.mtp import MTP, DraftingLayer
 from engine.models.placement import Placement
 from engine.models.rotary import Rotary
@@ -287,8 +288,7 @@ class Lockstep:
         for model in (self._cpu, self._gpu):
             model.reserve(position + 1)
         at_token, at_position = (np.array([value], np.int32) for value in (token, position))
-        passes = self._model.drafter.passes
-        passes[min(number, len(passes) - 1)](self._pass(at_token, at_position), 1)
+        pass_of(self._model.drafter.passes, number)(self._pass(at_token, at_position), 1)
 
     def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""
