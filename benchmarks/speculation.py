@@ -21,7 +21,13 @@ from engine.speculative import speculation as drafting
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
 
-SOURCES = {"model": "draft model", "mtp": "own layer", "eagle3": "EAGLE-3 network", "assistant": "assistant"}
+SOURCES = {
+    "model": "draft model",
+    "mtp": "own layer",
+    "eagle3": "EAGLE-3 network",
+    "dflash": "DFlash network",
+    "assistant": "assistant",
+}
 
 OFF = SpeculationParams(enabled=False)
 

@@ -64,8 +64,8 @@ class GeneratingModel(CachedModel):
         model, drafter = self.model, self.model.drafter
         jobs: dict[Job, None] = dict.fromkeys([*model.jobs(), *step_jobs(model)])
         if drafter is not None:
-            for each in drafter.passes:
-                jobs.update(dict.fromkeys(drafter.ops.pass_jobs(each)))
+            for each, rows in drafter.listed:
+                jobs.update(dict.fromkeys(drafter.ops.pass_jobs(each, rows)))
         for params in CHOICES:
             jobs.update(dict.fromkeys(Sampler(params, self.config.n_vocab).jobs()))
         if isinstance(self.draft, DraftModel):
@@ -82,8 +82,8 @@ class GeneratingModel(CachedModel):
             self.model.warm_up()
             load_step_kernels(self.model)
             if drafter is not None:
-                for each in drafter.passes:
-                    drafter.ops.load_pass(each)
+                for each, rows in drafter.listed:
+                    drafter.ops.load_pass(each, rows)
         finally:
             self.reset()
         for params in CHOICES:

@@ -17,6 +17,7 @@ from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops.memory import Progress
 from engine.sampling.defaults import sampling_defaults
+from engine.speculative.dflash import DFlashDraft
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.eagle3 import Eagle3Draft
 from engine.speculative.mtp import MTPDraft
@@ -123,7 +124,8 @@ class LLM(Conversations, metaclass=Documented):
         self.sampling = MappingProxyType(sampling)
         self.warnings += warnings
         if model.drafter is not None:
-            self.draft = Eagle3Draft(self) if model.fusion is not None else MTPDraft(self)
+            kind = DFlashDraft if model.config.block else Eagle3Draft if model.fusion is not None else MTPDraft
+            self.draft = kind(self)
         self._label = model.ops.label
 
     def __repr__(self) -> str:

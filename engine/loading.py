@@ -116,8 +116,8 @@ def load(
     check_tensors : bool
         Also check every block scale, and refuse files with scales that are not finite or implausibly large.
     draft_model : str or path, optional
-        A smaller model with the same vocabulary that drafts for this one, its assistant (gemma4-assistant), its EAGLE-3
-        network, or its layer for drafting in a file of its own: a path, a name or an ``hf:`` reference.
+        A smaller model with the same vocabulary that drafts for this one, its assistant (gemma4-assistant), its EAGLE-3 or
+        DFlash network, or its layer for drafting in a file of its own: a path, a name or an ``hf:`` reference.
     device_draft : str, optional
         Device of the draft model; by default the device of the model.
     gpu_memory : int or str, optional
@@ -360,7 +360,7 @@ def _build(
 ) -> LLM:
     """Load the model of a file on the devices of its placement."""
     started, gguf, layer = time.perf_counter(), file.gguf, options.layer
-    rewind, parallel = _rewind(options.draft_max, ops), options.parallel
+    rewind, parallel = _rewind(options.draft_max, ops, config), options.parallel
     weights = weight_bytes(config, gguf, placement)
     weights[ops] += options.beside + options.spare
     streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
@@ -417,7 +417,7 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _
     if division.divides(config):
         host = host_beside(ops, options.n_threads)
         return (whole if host is None else division.placement(config, gguf, ops, host)), False
-    positions, rewind = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT), _rewind(options.draft_max, ops)
+    positions, rewind = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT), _rewind(options.draft_max, ops, config)
 
     def fits(placement: Placement) -> bool:
         """Whether the GPU has room for its parts and for a context, if prompts are read in small passes."""
@@ -462,10 +462,10 @@ def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
             raise ModelError(f"{gguf.path}: {problem}.")
 
 
-def _rewind(draft_max: int, ops: Ops) -> int:
+def _rewind(draft_max: int, ops: Ops, config: ModelConfig) -> int:
     """The number of latest tokens that recurrent layers can roll back: those of all passes in flight, each with its drafts,
     and the token before them, which a hybrid that drafts for another model reads again."""
-    return 1 + ahead_drafted(ops) * ((draft_max or DRAFT_MAX["mtp"]) + 1)
+    return 1 + ahead_drafted(ops) * ((draft_max or DRAFT_MAX["dflash" if config.block else "mtp"]) + 1)
 
 
 def _context(

@@ -205,7 +205,7 @@ NO_DRAFT: dict[str, Any] = {
     "n_cpu_moe": 0,
     "override_tensor": "",
     "mtp": True,
-    "draft_max": 4,
+    "draft_max": 0,
     "snapshot_bytes": None,
     "ds4_rounding": False,
     "draft_model": None,

@@ -17,8 +17,8 @@ cpu (or none), cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU
 the answer is the same"""
 
 DRAFT_MODEL = """\
-a smaller model with the same vocabulary that drafts tokens for this one, an EAGLE-3 network, an
-assistant of Gemma 4, or the model's own layer for that in a file of its own; given as for -m. Good
+a smaller model with the same vocabulary that drafts tokens for this one, an EAGLE-3 or DFlash
+network, an assistant of Gemma 4, or the model's own layer for that in a file of its own; given as for -m. Good
 drafts make answers faster; by default they do not change them"""
 
 DRAFT_LOOKUP = """\
@@ -26,8 +26,8 @@ draft the tokens that followed the last occurrence of the latest tokens in the p
 in an earlier answer; if nothing is found, the draft model drafts, if there is one"""
 
 DRAFT_MAX = """\
-maximum number of drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 7
-from lookup. Fewer or none are made if they would cost more time than they save"""
+maximum number of drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 8
+from a DFlash network, 7 from lookup. Fewer or none are made if they would cost more time than they save"""
 
 SPEC_ACCEPT = """\
 how drafts are accepted: exact: the text is the same as without drafts; ratio: another text from the
@@ -106,6 +106,7 @@ def speculation_params(args: argparse.Namespace) -> SpeculationParams:
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of ``engine.load``, without those that are models."""
+    drafts = speculation_params(args)
     return {
         "device": args.device,
         "gpu_memory": args.gpu_memory,
@@ -119,6 +120,6 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         **shared.division_options(args),
         "device_draft": args.device_draft or None,
         "mtp": not (args.no_mtp or args.no_spec),
-        "draft_max": speculation_params(args).most("lookup" if args.draft_lookup else "mtp"),
+        "draft_max": drafts.most("lookup") if drafts.lookup or drafts.draft_min else drafts.draft_max,
         "snapshot_bytes": args.cache_ram << 20 if args.cache_ram >= 0 else None,
     }

@@ -35,6 +35,7 @@ SOURCES = {
     "model": "the draft model",
     "mtp": "the model's own layer",
     "eagle3": "the EAGLE-3 network",
+    "dflash": "the DFlash network",
     "assistant": "the assistant",
     "lookup": "lookup",
     "history": "earlier answers",
@@ -238,6 +239,11 @@ class Report:
             )
         elif llm.draft is not None and llm.draft.name == "eagle3":
             self.line(f"drafts by an EAGLE-3 network, which reads {_bytes(int(llm.draft.cost))}")
+        elif llm.draft is not None and llm.draft.name == "dflash":
+            self.line(
+                f"drafts by a DFlash network, up to {llm.draft.most} in a pass, which reads "
+                f"{_bytes(int(llm.draft.cost) * llm.draft.most)}"
+            )
         elif llm.draft is not None and llm.draft.name == "assistant":
             where = "" if llm.draft.ops is llm.model.ops else f", on {llm.draft.ops.label}"
             self.line(f"drafts by an assistant (gemma4-assistant), which reads {_bytes(int(llm.draft.cost))}{where}")

@@ -274,19 +274,24 @@ class Backend(
         return rows
 
     def jobs(self, model: Recordable[np.ndarray]) -> list[Job]:
-        rows = (1, FEW, FEW + 1) if self._drafts else (1, FEW)
-        programs = [self._plans.record(model.compute, n, n).program for n in rows]
+        programs = [self._plans.record(model.compute, n, n).program for n in self._listed_rows()]
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())
         return [*entries, *team_jobs()]
+
+    def _listed_rows(self) -> tuple[int, ...]:
+        """Numbers of rows whose passes together use every kernel."""
+        return (1, FEW, FEW + 1) if self._drafts else (1, FEW)
 
     def warm_up(self, model: AnyModel[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.step([(model.sequence, [0])])
 
-    def pass_jobs(self, forward: Forward[np.ndarray]) -> list[Job]:
-        return [*self._plans.record(forward, 1, 1).program.entries()]
+    def pass_jobs(self, forward: Forward[np.ndarray], most: int = 1) -> list[Job]:
+        sizes = [rows for rows in self._listed_rows() if rows <= most]
+        programs = [self._plans.record(forward, rows, 1).program for rows in sizes]
+        return list(dict.fromkeys(entry for program in programs for entry in program.entries()))
 
-    def load_pass(self, forward: Forward[np.ndarray]) -> None:
+    def load_pass(self, forward: Forward[np.ndarray], most: int = 1) -> None:
         """Run the pass for token 0 at position 0."""
         tokens, positions, slots = (np.zeros(1, np.int32) for _ in range(3))
         self.run(forward, Batch(tokens, positions, slots), 1)

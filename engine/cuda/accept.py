@@ -447,6 +447,61 @@ def begin_draft(rows: int, anchored: bool) -> KernelCode:
     return begin_draft
 
 
+@kernel(I32P, I32P, I32P, i32, I32P, i32, i32, i32, i32, I32P, I32P, I32P, I32P, I32P, threads=32)
+def begin_block() -> KernelCode:
+    """The inputs of a network that drafts a block (``engine.models.drafter.BlockPass``), laid out like the rows of the
+    target's step: for each entry its last sampled token, then ``mask``.
+
+    Row r of an entry has position p + r, where p is that of its first row, and attends to positions up to last[r]: its own if
+    ``causal`` is 1, otherwise that of the last row that predicts a draft of the entry.  ``shift``: see ``BlockPass``.  places
+    int32 [16, 16]: element [i, e] is 1 + the row that predicts draft i of entry e.  Rows from starts[16] to ``rows`` - 1 are
+    copies of the last row in use.  Grid: 1 block of a warp; lane r has row r and column r of places."""
+
+    @cuda.jit
+    def begin_block(
+        starts,
+        target_positions,
+        target_sequences,
+        n_ctx,
+        history,
+        rows,
+        mask,
+        shift,
+        causal,
+        tokens,
+        positions,
+        sequences,
+        last,
+        places,
+    ):
+        let_next_begin()
+        lane = I(cuda.threadIdx.x)
+        row = min(lane, I(starts[DECODE_ROWS] - 1))
+        entry = I(0)
+        while starts[entry + 1] <= row:
+            entry = I(entry + 1)
+        start, end = starts[entry], starts[entry + 1]
+        column = starts[min(lane, I(DECODE_ROWS))]
+        wait_for_inputs()
+        first = target_positions[start]
+        slot = target_sequences[start]
+        position = min(I(first + row - start), I(n_ctx - 1))
+        seen = min(max(I(first + (end - start) - 2 + shift), first), I(n_ctx - 1))
+        if lane < rows:
+            token = I(mask)
+            if row == start:
+                token = history[slot * n_ctx + first]
+            tokens[lane] = token
+            positions[lane] = position
+            sequences[lane] = slot
+            last[lane] = position if causal == 1 else seen
+        if lane < DECODE_ROWS:
+            for i in range(DECODE_ROWS):
+                places[i * DECODE_ROWS + lane] = I(1 + min(I(column + i + shift), I(DECODE_ROWS - 1)))
+
+    return begin_block
+
+
 @kernel(I32P, i32, i32, i32, i32, I32P, I32P, I32P, I32P, I32P, I32P, I32P, threads=32)
 def propose(scripted: bool) -> KernelCode:
     """The end of a draft model's step: the token that entry e has found, found[e], becomes its next input, in row e, and its

@@ -73,6 +73,9 @@ BATCH_SIZE = 1024
 WIDE = (8, 0)
 """The lowest compute capability for wide kernels, which compute and copy at the same time."""
 
+DECODE_SIZES = (DECODE_ROWS, 8, 4, 2, 1)
+"""Numbers of rows of decode passes that together use every kernel."""
+
 FEW_ROWS = 128
 """Prompts of fewer tokens are read by narrow kernels: a block of a wide product computes about as many columns, whether they
 are used or not."""
@@ -362,13 +365,13 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         # Attention may use another kernel for more rows: the least and the most rows cover both.
         prefill = [(rows, 1, Role.PREFILL) for rows in (most, FEW_ROWS) if most >= FEW_ROWS]
         # A prompt needs the logits of the last row, a step with drafts those of all rows.
-        decode = [(rows, n, Role.DECODE) for rows in (self.decode_rows, 8, 4, 2, 1) for n in {1, rows}]
+        decode = [(rows, n, Role.DECODE) for rows in DECODE_SIZES for n in {1, rows}]
         for rows, n_logits, role in (*prefill, *decode):  # the most memory first
             batch = self._place(role).part(slice(rows))
             plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), role)
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
-            for rows in (self.decode_rows, 8, 4, 2):
+            for rows in DECODE_SIZES[:-1]:
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute_kinds, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
@@ -386,17 +389,18 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             while model.cache.n_sequences > 1 and (rows := padded(rows) // 2) >= FEW_ROWS:
                 self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # and, beside answers, their ends
 
-    def pass_jobs(self, forward: Forward[Tensor]) -> list[Job]:
-        return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels_of(forward)]
+    def pass_jobs(self, forward: Forward[Tensor], most: int = 1) -> list[Job]:
+        return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels_of(forward, most)]
 
-    def load_pass(self, forward: Forward[Tensor]) -> None:
-        """Load the kernels; the pass is not run."""
-        for kernel in self._kernels_of(forward):
+    def load_pass(self, forward: Forward[Tensor], most: int = 1) -> None:
+        """Load the kernels; no pass is run."""
+        for kernel in self._kernels_of(forward, most):
             self.device.load(kernel)
 
-    def _kernels_of(self, forward: Forward[Tensor]) -> list[Specialization]:
-        plan = self.record(partial(forward, self._inputs.part(slice(1)), 1))
-        return list(dict.fromkeys(launch.kernel for launch in plan.launches))
+    def _kernels_of(self, forward: Forward[Tensor], most: int) -> list[Specialization]:
+        sizes = [rows for rows in DECODE_SIZES if rows <= most]
+        plans = [self.record(partial(forward, self._inputs.part(slice(rows)), 1)) for rows in sizes]
+        return list(dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches))
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Record the launches of a decode pass without starting any."""

@@ -64,7 +64,7 @@ class StepGraphs:
             self._ops.plan(self._model.compute, rows, rows, None, mixed)
             kernels: list[Specialization] = [accept.lay_out()]
             if drafts is not None and drafting:
-                kernels += drafts.kernels(count, drafted, kind)
+                kernels += drafts.kernels(count, drafted, rows, kind)
             for kernel in [*kernels, *self._chooser.kernels(*kind)]:
                 self._device.load(kernel)  # before a capture begins
             place = self._rows.addresses(rows, mixed)
@@ -76,7 +76,7 @@ class StepGraphs:
             choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
             with self._device.capture() as graph:
                 if drafts is not None and drafting:
-                    drafts.launch(count, drafted, place, kind)
+                    drafts.launch(count, drafted, place, rows, kind)
                 self._ops.start(plan)
                 if not apart:
                     choose()

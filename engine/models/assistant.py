@@ -14,6 +14,7 @@ no cache.  The outputs h are stored in rings indexed by position, as in ``engine
 overwrites the entries that drafts have stored there.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import numpy as np
@@ -133,9 +134,19 @@ class Assistant(Gemma4Loader):
         """The pass of all drafts."""
         return (self.compute,)
 
-    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0) -> np.ndarray:
-        """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
-        ``token`` at ``position``."""
+    @property
+    def block(self) -> None:
+        """None: drafts are made one by one."""
+        return None
+
+    @property
+    def listed(self) -> SequenceOf[tuple[Forward[Array], int]]:
+        """Passes that together use every kernel, each with the maximum number of its rows for one sequence."""
+        return [(each, 1) for each in self.passes]
+
+    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0, count: int = 1) -> np.ndarray:
+        """Run the pass of draft ``number`` of a step with ``count`` drafts.  Returns the logits, float32 [n_vocab], of the
+        token that follows ``token`` at ``position``."""
         self.reserve(position + 1)
         tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, sequence.slot))
         batch = Batch(tokens, positions, slots)

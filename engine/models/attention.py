@@ -20,7 +20,7 @@ from engine.ops.operations import Ops
 class Attention(Mixer):
     """The weights of attention.
 
-    inputs: the linear layers that compute q, k and v.
+    inputs: the linear layers that compute q, k and v, or only q and k, which is then also v.
     heads: the parameters of attention.
     row_norms: the weights of the norms of whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or empty.
     table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
@@ -38,18 +38,34 @@ class Attention(Mixer):
 
         Returns the result before the output layer, float32 [rows, n_head * d_v].
         """
-        q, k, v = products(ops, a, self.inputs, self.heads.biases is None)
-        if self.row_norms:
-            q, k = self._normalized(ops, q, 0), self._normalized(ops, k, 1)
+        q, k, v = self._inputs(ops, a)
         o = ops.attention(self.heads, q, k, v, memory, batch, self.table)
         return o if self.gate is None else ops.gate_heads(ops.plain(o), self.gate.apply(ops, a))
 
+    def mix_up_to(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array], last: Array) -> Value:
+        """Store keys and values in ``memory`` and compute attention of each normalized row of a [rows, n_embd] up to a given
+        position, which may be that of a later row.  A window ends there, too.
+
+        last: int32 [rows], the last position to which each row attends.
+
+        Returns the result before the output layer, float32 [rows, n_head * d_v].
+        """
+        q, k, v = self._inputs(ops, a)
+        ops.remember(self.heads, k, v, memory, batch, self.table)
+        return ops.attend_past(self.heads, q, memory, batch, last, self.table, memory.window)
+
+    def _inputs(self, ops: Ops, a: Value) -> tuple[Array, Array, Array]:
+        q, k, *v = products(ops, a, self.inputs, self.heads.biases is None)
+        if self.row_norms:
+            q, k = self._normalized(ops, q, 0), self._normalized(ops, k, 1)
+        return q, k, v[0] if v else k
+
     def remember(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> None:
         """Store the keys and values of the normalized rows a [rows, n_embd] in ``memory``."""
-        k, v = products(ops, a, self.inputs[1:], self.heads.biases is None)
+        k, *v = products(ops, a, self.inputs[1:], self.heads.biases is None)
         if self.row_norms:
             k = self._normalized(ops, k, 1)
-        ops.remember(self.heads, k, v, memory, batch, self.table)
+        ops.remember(self.heads, k, v[0] if v else k, memory, batch, self.table)
 
     def _normalized(self, ops: Ops, x: Array, which: int) -> Array:
         return ops.plain(ops.rms_norm(x, self.row_norms[which], self.heads.eps))
@@ -60,7 +76,8 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     configuration, ``attn_q_norm``, ``attn_k_norm``, ``attn_sinks`` and ``attn_gate``."""
     c, n_embd = config, loader.config.n_embd
     rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
-    inputs = loader.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", rows, c.n_in or n_embd)
+    names = ("attn_q", "attn_k") if c.keys_are_values else ("attn_q", "attn_k", "attn_v")
+    inputs = loader.linears(blk, names, "attn_qkv", rows[: len(names)], c.n_in or n_embd)
     norms = {"q_norm": rows[0], "k_norm": rows[1]} if c.norm == "rows" else dict.fromkeys(("q_norm", "k_norm"), c.d_k)
     weights = {name: loader.vector(f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
     by_row = c.norm == "rows"

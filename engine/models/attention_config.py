@@ -19,6 +19,7 @@ class AttentionConfig(MixerConfig):
     norm: how queries and keys are normalized: "" for no norm, "heads" for each head separately, "rotated heads" for each head
         separately after its rotation, "rows" for all heads of a row together.
     normed_values: whether heads of values are also normalized, without weights.
+    keys_are_values: whether the layer has no matrix of values, and its keys, before norm and rotation, are also the values.
     gated: whether the result of each head is multiplied by sigmoid(gates), with the gates computed together with the queries.
     head_gates: whether the result of each head is multiplied by sigmoid(its gate), with gates that a matrix of their own
         computes.
@@ -38,6 +39,7 @@ class AttentionConfig(MixerConfig):
     window: int = 0
     norm: str = ""
     normed_values: bool = False
+    keys_are_values: bool = False
     gated: bool = False
     head_gates: bool = False
     sinks: bool = False

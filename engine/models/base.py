@@ -96,7 +96,7 @@ class Model(Loader):
         # load_rest leaves out the layer that drafts if its tensors are wrong.
         config = self.config
         # The cache is allocated last, when the tensors have confirmed the sizes in the metadata.
-        others = [hidden_ring(self.max_rows, rewind)] if config.mtp else []
+        others = [hidden_ring(self.max_rows, rewind)] if config.mtp and not config.block else []
         specs = cache_specs(config, rewind, ops.decode_rows)
         places = [placement.memory(il) for il in config.owners]
         sizes = n_ctx, self.max_rows, types
@@ -339,7 +339,7 @@ class Model(Loader):
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             for rows in layer.needed(slot, length, sequence.pages):
                 yield self.placement.memory(il), replace(rows, name=f"{rows.name} of layer {il}")
-        if self.drafter is not None:
+        if self.drafter is not None and self.drafter.hidden is not None:
             hidden = of_sequence(self.drafter.hidden, slot)
             yield self.ops, StoredRows("output of the trunk", hidden, max(0, length - 1), length)
 

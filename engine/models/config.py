@@ -13,6 +13,9 @@ ASSISTANT = "gemma4-assistant"
 EAGLE3 = "eagle3"
 """The architecture of networks of EAGLE-3, which draft for another model."""
 
+DFLASH = "dflash"
+"""The architecture of networks of DFlash and DSpark, which draft for another model."""
+
 
 class Norms(NamedTuple):
     """The names of a layer's norms in the file, before and after the mixer and the network; "" if there is no norm."""
@@ -56,6 +59,7 @@ class ModelConfig:
     mtp_normed: whether they read the output of the trunk after its norm.
     taps: the layers before which they read the residual stream instead, in the order of their inputs; n_layer: the output.
     n_embd_draft: the width of what they read at a position; 0: that of the residual stream.
+    block: the most tokens that they draft together, as the layers of one network (DFlash); 0: they draft one at a time.
     n_mtp_in_file: the number of layers that draft in the file of the trunk.
     mtp_problem: why these layers cannot be used; "" if they can, or if there are none.
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of the results that mixers and networks add to the
@@ -78,6 +82,7 @@ class ModelConfig:
     mtp_normed: bool = True
     taps: tuple[int, ...] = ()
     n_embd_draft: int = 0
+    block: int = 0
     n_mtp_in_file: int = 0
     mtp_problem: str = ""
     embedding_scale: float = 1.0

@@ -1,6 +1,7 @@
 """The interface of a network that drafts."""
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,28 @@ class Fusion(Protocol):
         """A row of float32 [rows, n] for the rows of the residual stream before each layer, float32 [rows, n_embd]."""
 
 
+@dataclass(frozen=True)
+class BlockPass:
+    """A pass that computes all drafts of a step together (``engine/models/dflash.py``).  Its rows are those of the step that
+    verifies the drafts: for each sequence the last sampled token, and a mask token in the place of each draft.
+
+    compute: its operations, which return nothing.
+    mask: the mask token.
+    shift: the number of rows between the row of a token and the row that predicts the token after it: 1 if a row predicts the
+        token in its own place, 0 if it predicts the next one.
+    causal: whether rows see only the rows before them.
+    last: int32 [decode_rows], the last position to which each row attends.
+    places: int32 [decode_rows, decode_rows]: element [i, e] is 1 + the row that predicts draft i of sequence e.
+    """
+
+    compute: Forward[Array]
+    mask: int
+    shift: int
+    causal: bool
+    last: Array
+    places: Array
+
+
 class Drafter(Protocol):
     """A network that drafts tokens from the outputs of a model: a layer after its trunk, or an assistant."""
 
@@ -35,9 +58,9 @@ class Drafter(Protocol):
         """Memory for the inputs of the drafter's passes (``Operations.inputs``)."""
 
     @property
-    def hidden(self) -> Array:
+    def hidden(self) -> Array | None:
         """Outputs of the trunk, float32 [sequences, length, n].  The output for the token at position p of a sequence is in
-        row p % length."""
+        row p % length.  None if the drafter keeps no outputs."""
 
     @property
     def n_bytes(self) -> int:
@@ -53,9 +76,17 @@ class Drafter(Protocol):
         The i-th pass makes the i-th draft of a step, and the last one also makes all further drafts.
         """
 
-    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0) -> np.ndarray:
-        """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
-        ``token`` at ``position``."""
+    @property
+    def block(self) -> "BlockPass | None":
+        """The pass that precedes the draft passes of a step; None if there is none."""
+
+    @property
+    def listed(self) -> SequenceOf[tuple[Forward[Array], int]]:
+        """Passes that together use every kernel, each with the maximum number of its rows for one sequence."""
+
+    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0, count: int = 1) -> np.ndarray:
+        """Run the pass of draft ``number`` of a step with ``count`` drafts.  Returns the logits, float32 [n_vocab], of the
+        token that follows ``token`` at ``position``."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""

@@ -20,8 +20,6 @@ token on, because the first one has no g.  Here they have the positions of their
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from engine.arrays import Array, Batch
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
@@ -31,7 +29,7 @@ from engine.models.layer import load_layer
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.metadata import Metadata
-from engine.models.mtp import MTP, DraftingLayer, lent_output
+from engine.models.mtp import MTP, DraftingLayer, lent_output, rows_of_tokens
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
@@ -110,16 +108,9 @@ class EagleLayer(DraftingLayer):
         self.embed_tokens = model.token_embd
         if loader.has("token_embd.weight"):
             self.embed_tokens = loader.matrix("token_embd.weight", n_vocab, c.n_embd)
-        tokens = _tokens(loader, n_vocab)
-        self.output = model.output
-        if loader.has("output.weight"):
-            self.output = loader.product("output.weight", n_vocab if tokens is None else tokens.size, c.n_embd)
-        #: int32 [n_vocab]: the row of the output for each token, -1: none.  None: row t is token t.
-        self._rows: Array | None = None
-        if tokens is not None:
-            rows = np.full(n_vocab, -1, np.int32)
-            rows[tokens] = np.arange(tokens.size, dtype=np.int32)
-            self._rows = loader.ops.upload(rows)
+        #: Of the output, int32 [n_vocab]: the row for each token, -1: none.  None: row t is token t.
+        n_rows, self._rows = rows_of_tokens(loader, n_vocab)
+        self.output = loader.product("output.weight", n_rows, c.n_embd) if loader.has("output.weight") else model.output
         own = [tensor for name, tensor in loader.gguf.tensors.items() if name.startswith((blk, "output.weight"))]
         if not loader.has("output.weight"):
             own.append(lent_output(model.gguf))
@@ -154,13 +145,6 @@ class EagleLayer(DraftingLayer):
         ops.keep_rows(hidden, y, batch)
         logits = self.output.apply(ops, ops.rms_norm(y, self.output_norm, self._norm_eps))
         return logits if self._rows is None else ops.spread_logits(logits, self._rows)
-
-
-def _tokens(loader: Loader, n_vocab: int) -> np.ndarray | None:
-    """The token of each row of the output, int32; None if row t is token t."""
-    if not loader.has("d2t"):
-        return None
-    return loader.host_integers("d2t", loader.gguf.tensors["d2t"].shape[0], end=n_vocab)
 
 
 def load_eagle3(model: Model, gguf: GGUF) -> MTP:

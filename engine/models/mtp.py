@@ -35,12 +35,13 @@ from engine.arrays import Array, Batch
 from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.base import Model
-from engine.models.config import EAGLE3
+from engine.models.config import DFLASH, EAGLE3
 from engine.models.drafter import pass_of
 from engine.models.layer import Layer, load_layer
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, hidden_width
 from engine.models.weights import bytes_read
+from engine.ops.executor import Forward
 from engine.ops.operations import Ops
 
 LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
@@ -158,9 +159,19 @@ class MTP:
         for layer in self.layers:
             layer.remember(self.model, self.hidden, batch)
 
-    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0) -> np.ndarray:
-        """Run the pass of draft ``number`` of a step.  Returns the logits, float32 [n_vocab], of the token that follows
-        ``token`` at ``position``."""
+    @property
+    def block(self) -> None:
+        """None: drafts are made one by one."""
+        return None
+
+    @property
+    def listed(self) -> SequenceOf[tuple[Forward[Array], int]]:
+        """Passes that together use every kernel, each with the maximum number of its rows for one sequence."""
+        return [(each, 1) for each in self.passes]
+
+    def forward(self, token: int, position: int, sequence: Sequence, number: int = 0, count: int = 1) -> np.ndarray:
+        """Run the pass of draft ``number`` of a step with ``count`` drafts.  Returns the logits, float32 [n_vocab], of the
+        token that follows ``token`` at ``position``."""
         model = self.model
         model.reserve(position + 1)
         sequence.reserve(position + 1)
@@ -204,14 +215,26 @@ def layer_loader(model: Model, gguf: GGUF) -> Loader:
 
 def layer_tensors(gguf: GGUF) -> list[GGUFTensor]:
     """The tensors in the file of a layer that are loaded."""
-    own = is_eagle3(gguf)
+    own = kind_of_network(gguf)
     return [tensor for name, tensor in gguf.tensors.items() if own or name not in LENT]
 
 
-def is_eagle3(gguf: GGUF) -> bool:
-    """Whether a file is a network of EAGLE-3 (``engine/models/eagle3.py``)."""
+def kind_of_network(gguf: GGUF) -> str:
+    """The architecture of a file with a network that reads layers of its target, EAGLE3 or DFLASH
+    (``engine/models/eagle3.py``, ``engine/models/dflash.py``); "" for other files."""
     architecture = gguf.metadata.get("general.architecture")
-    return isinstance(architecture, str) and architecture == EAGLE3
+    return architecture if isinstance(architecture, str) and architecture in (EAGLE3, DFLASH) else ""
+
+
+def rows_of_tokens(loader: Loader, n_vocab: int) -> tuple[int, Array | None]:
+    """The number of rows of the output of a network, and the row for each token, int32 [n_vocab], -1: none.  None instead of
+    an array if there is a row for each token, in their order."""
+    if not loader.has("d2t"):
+        return n_vocab, None
+    tokens = loader.host_integers("d2t", loader.gguf.tensors["d2t"].shape[0], end=n_vocab)
+    rows = np.full(n_vocab, -1, np.int32)
+    rows[tokens] = np.arange(tokens.size, dtype=np.int32)
+    return tokens.size, loader.ops.upload(rows)
 
 
 def bytes_of_draft(model: Model, loader: Loader, own: str, il: int, head: str = "") -> int:

@@ -38,7 +38,7 @@ def context_bytes(
     specs = [spec for il, spec in every if placement is None or placement.memory(il) is ops]
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp and (placement is None or placement.last is ops):
-        cache += 4 * hidden_width(config) * hidden_ring(most, rewind).capacity * n_sequences
+        cache += drafting_bytes(config, most, rewind, n_sequences)
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
 
 
@@ -65,6 +65,18 @@ def table_bytes(specs: Iterable[CacheSpec], types: Types, n_ctx: int, n_sequence
     return 4 * n_sequences * sum(paging.chunks(n_ctx) for paging in kinds)
 
 
+def drafting_bytes(config: ModelConfig, rows: int, rewind: int, n_sequences: int) -> int:
+    """The memory in bytes for the values that layers that draft keep between passes, besides keys and values.
+
+    rows: the maximum number of rows in a pass.
+    rewind: the number of tokens that recurrent layers can always roll back.
+    n_sequences: the number of sequences.
+    """
+    if config.block:
+        return 4 * DECODE_ROWS * (config.n_vocab + config.n_embd)
+    return 4 * hidden_width(config) * hidden_ring(rows, rewind).capacity * n_sequences
+
+
 def hidden_ring(max_rows: int, rewind: int) -> Ring:
     """The ring of the trunk's outputs for the latest tokens.  The layer that drafts reads the output of the position before
     a token."""
@@ -84,7 +96,7 @@ def snapshot_bytes(config: ModelConfig) -> int:
     because layers with a window have freed pages with keys and values.
     """
     restorable = all(spec.restorable for spec in cache_specs(config, 1))
-    outputs = 4 * hidden_width(config) if config.mtp and restorable else 0
+    outputs = 4 * hidden_width(config) if config.mtp and not config.block and restorable else 0
     return recurrent_bytes(config) + outputs
 
 
@@ -114,6 +126,7 @@ def row_bytes(config: ModelConfig) -> int:
     networks = max(layer.network.row_elements(config.n_embd) for layer in config.all_layers)
     told = 3 * config.n_layer * config.n_per_layer
     streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
-    floats = 8 * config.n_embd + mixers + networks + told + streams
+    taps = 2 * len(config.taps) * config.n_embd
+    floats = 8 * config.n_embd + mixers + networks + told + streams + taps
     # The factor 3 / 2 accounts for int8 and for fragmentation.
     return 4 * floats * 3 // 2

@@ -9,7 +9,9 @@ from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
 from engine.models.base import Model
-from engine.models.config import ASSISTANT, EAGLE3, ModelConfig
+from engine.models.config import ASSISTANT, DFLASH, EAGLE3, ModelConfig
+from engine.models.dflash import DFlash, load_dflash
+from engine.models.dflash_config import with_dflash
 from engine.models.eagle3 import load_eagle3, with_eagle3
 from engine.models.families import (
     apertus,
@@ -40,7 +42,7 @@ from engine.models.families.deepseek4 import drafting_layer
 from engine.models.families.gemma4_config import read as read_gemma4
 from engine.models.kinds import check_kind, check_towers, unsupported
 from engine.models.metadata import Metadata
-from engine.models.mtp import MTP, is_eagle3, load_mtp
+from engine.models.mtp import MTP, kind_of_network, load_mtp
 from engine.models.placement import Placement
 from engine.models.streams_mtp import load_streams_mtp
 from engine.ops.operations import Ops
@@ -91,9 +93,9 @@ def read_config(gguf: GGUF) -> ModelConfig:
         raise ModelError(
             f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it as the draft model (draft_model=...)."
         )
-    if name == EAGLE3:
+    if name in (EAGLE3, DFLASH):
         raise ModelError(
-            f"{gguf.path}: an {EAGLE3} network only drafts for its model; give it as the draft model (draft_model=...)."
+            f"{gguf.path}: the network {name} only drafts for its model; give it as the draft model (draft_model=...)."
         )
     if name not in ARCHITECTURES:
         raise unsupported(gguf, name, tuple(ARCHITECTURES))
@@ -121,7 +123,7 @@ def is_mtp(gguf: GGUF) -> bool:
     different tensor names.
     """
     architecture, tensors = gguf.metadata.get("general.architecture"), gguf.tensors
-    if DS4 in tensors or is_eagle3(gguf):
+    if DS4 in tensors or kind_of_network(gguf):
         return True
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES or not ARCHITECTURES[architecture].drafts:
         return False
@@ -134,8 +136,8 @@ def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
 
     It replaces a layer that drafts in the file of the model.  Raises ModelError if the layer belongs to another model.
     """
-    if is_eagle3(layer):
-        return with_eagle3(config, gguf, layer)
+    if kind := kind_of_network(layer):
+        return {EAGLE3: with_eagle3, DFLASH: with_dflash}[kind](config, gguf, layer)
     name = "deepseek4" if DS4 in layer.tensors else layer.require("general.architecture", "str")
     drafts = f"{layer.path} drafts for {name} models"
     if config.architecture != name:
@@ -188,13 +190,13 @@ def build(
     return model
 
 
-def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
+def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP | DFlash:
     """Load the layer that drafts from another file.  :func:`with_mtp` must have added it to the configuration of the model.
 
     Raises ModelError if the tensors do not match the model.
     """
-    if is_eagle3(layer):
-        return load_eagle3(model, layer)
+    if kind := kind_of_network(layer):
+        return load_eagle3(model, layer) if kind == EAGLE3 else load_dflash(model, layer)
     return load_mtp(model, layer) if model.config.streams is None else load_streams_mtp(model, layer)
 
 

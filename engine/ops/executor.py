@@ -103,12 +103,13 @@ class Executor(Protocol[A]):
         """Load the kernels of :meth:`jobs`, and compile those that are not compiled yet.  Overwrites the cache of the
         model."""
 
-    def pass_jobs(self, forward: Forward[A]) -> list[Job]:
-        """Compile jobs, one for each kernel of a pass of one row that returns its logits."""
+    def pass_jobs(self, forward: Forward[A], most: int = 1) -> list[Job]:
+        """Compile jobs, one for each kernel of passes of 1 to ``most`` rows that return the logits of at most the last
+        row."""
 
-    def load_pass(self, forward: Forward[A]) -> None:
-        """Load the kernels of :meth:`pass_jobs`, and compile those that are not compiled yet.  A backend may run the pass,
-        which overwrites position 0 of the sequence in slot 0."""
+    def load_pass(self, forward: Forward[A], most: int = 1) -> None:
+        """Load the kernels of :meth:`pass_jobs`, and compile those that are not compiled yet.  A backend may run a pass of
+        one row, which overwrites position 0 of the sequence in slot 0."""
 
     def expect_drafts(self) -> None:
         """Select kernels that are fast for passes of a few rows, because passes will verify drafts."""

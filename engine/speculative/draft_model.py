@@ -151,9 +151,18 @@ def drafted(
     p_min: float,
     with_distributions: bool,
     script: np.ndarray | None,
+    judge: "Judge | None" = None,
 ) -> Proposal:
-    """Up to ``count`` tokens after ``known``, one by one; for the other arguments see :meth:`DraftModel.propose`.  There are
-    fewer if none can be chosen, which is no error before the target cannot choose one either."""
+    """Up to ``count`` tokens after ``known``, one by one.  There are fewer if none can be chosen, which is no error before
+    the target cannot choose one either.
+
+    logits_after: the logits of the token after a text, float32 [n_vocab].
+    judge: the probability of a draft that is compared with ``p_min``; None: :func:`by_logits`.
+    script: int32 [n_ctx] or None: the token proposed for a position instead of a sampled one, unless negative.
+
+    The other arguments are those of :meth:`DraftModel.propose`.
+    """
+    judge = by_logits if judge is None else judge
     history = list(known)
     drafts: list[int] = []
     distributions: list[Distribution] = []
@@ -166,13 +175,23 @@ def drafted(
         if script is not None and script[len(history)] >= 0:
             token = int(script[len(history)])
         judged = int(np.argmax(logits)) if with_distributions else token
-        if p_min > 0 and confidence(logits, judged) < p_min:
+        if p_min > 0 and judge(history, logits, judged) < p_min:
             break
         drafts.append(token)
         if with_distributions:
             distributions.append(distribution(sampler, logits, history))
         history.append(token)
     return Proposal(drafts, distributions if with_distributions else None)
+
+
+Judge = Callable[[list[int], np.ndarray, int], float]
+"""The probability that the target keeps a draft, from the text before it, the logits that it was drawn from, float32
+[n_vocab], and the draft."""
+
+
+def by_logits(history: list[int], logits: np.ndarray, token: int) -> float:
+    """The probability of a draft by the logits that it was drawn from (:func:`confidence`)."""
+    return confidence(logits, token)
 
 
 def confidence(logits: np.ndarray, token: int) -> float:

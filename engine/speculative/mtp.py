@@ -9,7 +9,7 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.models.drafter import Drafter
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
-from engine.speculative.draft_model import drafted
+from engine.speculative.draft_model import Judge, by_logits, drafted
 from engine.speculative.proposal import Proposal
 from engine.speculative.source import LoadedLLM, Source
 
@@ -59,9 +59,16 @@ class MTPDraft(Source):
         arguments and result are those of :meth:`engine.speculative.draft_model.DraftModel.propose`."""
 
         def logits(history: list[int]) -> np.ndarray:
-            return self._drafter.forward(history[-1], len(history) - 1, sequence, len(history) - len(known))
+            number = len(history) - len(known)
+            return self._drafter.forward(history[-1], len(history) - 1, sequence, number, count)
 
-        return drafted(logits, known, count, sampler, p_min, with_distributions, self.script)
+        return drafted(
+            logits, known, count, sampler, p_min, with_distributions, self.script, self._judge(known, sequence)
+        )
+
+    def _judge(self, known: Sequence[int], sequence: TokenSequence) -> Judge:
+        """The probability that the target keeps a draft, by the logits that it was drawn from."""
+        return by_logits
 
     def sequence(self, slot: int) -> None:
         """None: it reads the target's cache."""

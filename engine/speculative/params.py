@@ -9,7 +9,7 @@ from engine.limits import MOST_DRAFTS
 MODES = ("exact", "ratio", "p-min")
 """Ways to accept drafts; see :attr:`SpeculationParams.accept`."""
 
-DRAFT_MAX = {"model": 4, "mtp": 4, "eagle3": 4, "assistant": 4, "lookup": 7, "history": 7}
+DRAFT_MAX = {"model": 4, "mtp": 4, "eagle3": 4, "dflash": 8, "assistant": 4, "lookup": 7, "history": 7}
 """Drafts per pass by default; chosen by measurement (docs/speculation.md)."""
 
 
@@ -25,7 +25,8 @@ class SpeculationParams:
         Also propose what followed the latest tokens where they occurred before, in prompt and answer or in earlier answers
         of the same model with the same salt.
     draft_max : int
-        Most drafts per pass, 1 to 15; 0: as many as usually pay off, 4 of a model or 7 of lookup.
+        Most drafts per pass, 1 to 15; 0: as many as usually pay off, 4 of a model, 8 of a DFlash network or 7
+        of lookup.
     draft_min : int
         A pass with fewer drafts than this is not worthwhile, and reads the last sampled token alone.
     draft_p_min : float
@@ -78,6 +79,6 @@ class SpeculationParams:
         require(0 <= self.draft_min <= most, "draft_min", "between 0 and draft_max", self.draft_min)
 
     def most(self, source: str) -> int:
-        """The most drafts per pass of a kind of source: "model", "mtp", "eagle3", "assistant", "lookup" or
-        "history"."""
+        """The most drafts per pass of a kind of source: "model", "mtp", "eagle3", "dflash", "assistant",
+        "lookup" or "history"."""
         return self.draft_max or max(DRAFT_MAX[source], self.draft_min)

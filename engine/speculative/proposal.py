@@ -9,6 +9,7 @@ import numpy as np
 from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
+from engine.models.drafter import BlockPass
 from engine.ops.device import DeviceOperations
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
@@ -49,6 +50,10 @@ class DeviceDraft(Protocol):
     def anchor(self) -> Array | None:
         """An array int32 [2, decode_rows] of ``ops`` for the position of the last sampled token of each request in a pass,
         and the position before it; None if it uses neither."""
+
+    @property
+    def block(self) -> BlockPass | None:
+        """The pass that precedes the passes of the drafts of a step; None if there is none."""
 
     @property
     def passes(self) -> Sequence[Forward[Array]]:
@@ -98,6 +103,10 @@ class Draft(DeviceDraft, Protocol):
 
     behind: int
     """The number of tokens that must precede the last sampled token."""
+
+    @property
+    def most(self) -> int:
+        """The most drafts that it can make in a step."""
 
     @property
     def cost(self) -> float:

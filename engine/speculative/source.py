@@ -9,9 +9,11 @@ import numpy as np
 from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job
+from engine.limits import MOST_DRAFTS
 from engine.memory import Memory
 from engine.models.base import Model
 from engine.models.config import ModelConfig
+from engine.models.drafter import BlockPass
 from engine.ops.operations import Ops
 from engine.sampling.sampler import Sampler
 from engine.text.tokenizer import Tokenizer
@@ -82,6 +84,8 @@ class Source:
     llm: LoadedLLM
     behind = 0
     """The number of tokens that must precede the certain one."""
+    most = MOST_DRAFTS
+    """The most drafts that it can make in a step."""
 
     @property
     def ops(self) -> Ops:
@@ -97,6 +101,11 @@ class Source:
     def anchor(self) -> Array | None:
         """Memory for the position of the last sampled token of each answer in a pass, and the position before it, int32 [2,
         decode_rows]; None for sources that use neither."""
+        return None
+
+    @property
+    def block(self) -> BlockPass | None:
+        """The pass that precedes the passes of the drafts of a step; None if there is none."""
         return None
 
     def reserve(self, length: int) -> None:

@@ -58,12 +58,13 @@ class Speculation:
         # The text must not depend on earlier answers where it depends on the number of drafts.
         self._history = history if params.lookup and self.adapts else None
         costs = {"lookup": 0.0, "history": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
-        self._controllers = {
-            kind: Controller(
-                params.most(kind), params.draft_min, Costs(self._plain) if self.adapts else NominalCosts(cost)
-            )
-            for kind, cost in costs.items()
-        }
+        self._controllers = {}
+        for kind, cost in costs.items():
+            most = params.most(kind)
+            if draft is not None and kind == draft.name:
+                most = min(most, draft.most)
+            nominal = Costs(self._plain) if self.adapts else NominalCosts(cost)
+            self._controllers[kind] = Controller(most, min(params.draft_min, most), nominal)
 
     def choose(self, known: Sequence[int], room: int) -> Proposal:
         """What to verify after ``known``, with at most ``room`` drafts.

@@ -276,6 +276,8 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_bos_token_id(tokens.index("<|endoftext|>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
+    if shape.mask_token is not None:
+        writer.add_mask_token_id(shape.mask_token)
     writer.add_chat_template(_CHAT_TEMPLATE)
 
 

@@ -191,6 +191,11 @@ class Shape:
         """Metadata by keys without the architecture's prefix, in addition to what all architectures have."""
         return {}
 
+    @property
+    def mask_token(self) -> int | None:
+        """The mask token of a network that drafts; None if there is none."""
+        return None
+
     def format_of(self, part: str, main: T) -> T | None:
         """The format of the matrices ``blk.N.part``, or ``part`` outside the layers, in a quantized file whose usual format
         is ``main``; None: that of the quantization."""

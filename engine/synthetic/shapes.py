@@ -13,6 +13,7 @@ from engine.gguf.quants import FORMATS
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
 from engine.synthetic.deepseek4 import DEEPSEEK4
+from engine.synthetic.dflash import DFLASHES
 from engine.synthetic.eagle3 import EAGLE3S
 from engine.synthetic.latents import LATENTS
 from engine.synthetic.mixtures import MIXTURES
@@ -123,7 +124,7 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES | LATENTS | DEEPSEEK4 | EAGLE3S
+    return _SHAPES | MIXTURES | LATENTS | DEEPSEEK4 | EAGLE3S | DFLASHES
 
 
 def parse_shape(text: str) -> tuple[str, str]:

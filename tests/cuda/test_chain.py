@@ -1,4 +1,5 @@
-"""Drafts of a chain of layers and of an EAGLE-3 network on a GPU: the text without drafts, and the drafts of the CPU."""
+"""Drafts of a chain of layers, and of networks of EAGLE-3 and DSpark, on a GPU: the text without drafts, and the drafts of
+the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(draft_max=4, draft_min=4)
 
 
-@pytest.mark.parametrize("source", ["step35", "eagle3"])
+@pytest.mark.parametrize("source", ["step35", "eagle3", "dflash"])
 def test_drafts_do_not_show(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 prompts at four temperatures, one by one and eight together; prompts that begin alike, so that what was read is used
     again; drafts that are often right."""

@@ -19,7 +19,7 @@ DEEP = {
     name: replace(shape, n_layer=N_LAYER)
     for name, shape in shapes().items()
     if name.startswith("tiny-")
-    and shape.architecture not in ("gemma4-assistant", "eagle3", "deepseek4")
+    and shape.architecture not in ("gemma4-assistant", "eagle3", "dflash", "deepseek4")
     and not (shape.gemma4 and shape.gemma4.n_shared)
 }
 """Small models with more layers than they have kinds of layers; the quantization has two formats for a matrix."""

@@ -239,6 +239,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         for shared in (0, 227 << 10)
     ],
     "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS],
+    "begin_block": [()],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
     "choose": [(1024,)],

@@ -1,5 +1,6 @@
-"""Answers of deepseek4, deepseek2 and step35 with the drafts of their own layers, and of llama with those of an EAGLE-3
-network: token for token those without, and as many drafts kept as these get right; conversations that are taken up again.
+"""Answers of deepseek4, deepseek2 and step35 with the drafts of their own layers, and of llama with those of networks of
+EAGLE-3 and DSpark: token for token those without, and as many drafts kept as these get right; conversations that are taken up
+again.
 
 Equal texts would hide a layer that drafts from the wrong streams: then fewer drafts are kept.  So proposals are compared with
 those of a model that has read the text afresh, and the number of drafts kept with what follows from those proposals.
@@ -17,7 +18,7 @@ from engine.sampling.sampler import Sampler
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
-from tests import eagle3
+from tests import dflash, eagle3
 from tests.families import FAMILIES, Tensors, quantized, rewritten, write_quantized
 from tests.oracle.families.deepseek4 import DeepSeek4
 from tests.oracle.models import write_gguf
@@ -71,9 +72,10 @@ def agreeing(tensors: Tensors, norm: np.ndarray, heads: bool = False) -> Tensors
 
 def load(architecture: str, folder: Path) -> engine.LLM:
     """A model that drafts: deepseek4 with its layer in a file of its own, deepseek2, step35 with a chain of layers, or llama
-    with a network of EAGLE-3."""
-    if architecture == "eagle3":
-        paths = eagle3.agreeing(make_model(folder / "llama.gguf", "tiny-llama", "F32"), folder)
+    with a network of EAGLE-3 or of DSpark."""
+    if architecture in ("eagle3", "dflash"):
+        network = eagle3 if architecture == "eagle3" else dflash
+        paths = network.agreeing(make_model(folder / "llama.gguf", "tiny-llama", "F32"), folder)
         return engine.load(paths[0], draft_model=paths[1], n_ctx=N_CTX, device="cpu", n_threads=1)
     case = FAMILIES[{"deepseek2": "deepseek2-glm", "step35": "step35-mtp"}.get(architecture, architecture)]
     norm = case.tensors()["output_norm.weight"]
@@ -89,7 +91,7 @@ def load(architecture: str, folder: Path) -> engine.LLM:
     return engine.load(path, **given)
 
 
-@pytest.fixture(scope="module", params=["deepseek4", "deepseek2", "step35", "eagle3"])
+@pytest.fixture(scope="module", params=["deepseek4", "deepseek2", "step35", "eagle3", "dflash"])
 def pair(request: Any, tmp_path_factory: Any) -> tuple[engine.LLM, engine.LLM]:
     """The same model twice."""
     folder = tmp_path_factory.mktemp("model")

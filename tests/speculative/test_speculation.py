@@ -395,7 +395,9 @@ def test_params_are_checked(name: str, value: Any, said: str) -> None:
 def test_how_much_may_be_in_flight() -> None:
     """Drafts made on the device are read before it is known that they stay, so the draft model must be able to rewind."""
     cache = SimpleNamespace(rewind=20)
-    draft: Any = SimpleNamespace(name="model", cost=1.0, reads=2, reads_all=True, cache=cache, sampler=lambda own: own)
+    draft: Any = SimpleNamespace(
+        name="model", cost=1.0, most=15, reads=2, reads_all=True, cache=cache, sampler=lambda own: own
+    )
     steps: Any = SimpleNamespace(rewind=50, drafts_here=lambda draft: True)
     speculation = Speculation(SpeculationParams(), Sampler(SamplerParams(seed=1), 10), draft, 1.0)
     assert speculation.rewind(steps) == 19

@@ -60,7 +60,7 @@ PUBLISHED_WITH_VISION = {
 HYBRID = ("qwen35", "qwen35moe")
 MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2", "deepseek4", "step35")
 
-TINY = [name for name in shapes() if name.startswith("tiny-") and not name.endswith(("-mtp", "-eagle3"))]
+TINY = [name for name in shapes() if name.startswith("tiny-") and not name.endswith(("-mtp", "-eagle3", "-dflash"))]
 
 
 def layout(gguf_file: GGUF) -> dict[str, tuple[str, tuple[int, ...]]]:
