@@ -26,6 +26,7 @@ from engine.cli import entry, shared
 from engine.cli.parser import Parser, filled, whole
 from engine.devices import parse_device
 from engine.errors import DeviceError, UsageError
+from engine.limits import MOST_DRAFTS
 from engine.version import ARITHMETIC
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def parser(prog: str = "bitmirror parity") -> Parser:
         group=group,
     )
     shared.add_model(group)
+    shared.add_network(group, "an EAGLE-3 or DFlash network, or a layer of the model, whose drafts are compared, too")
     shared.add_context(group, "context in tokens; 0 = as many as needed")
     shared.add_batch_size(group, "rows of the largest pass; 0 = as many as the GPU takes")
     shared.add_cache_types(group, separate=False)
@@ -162,10 +164,11 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     else:
         n_vocab = read_config(gguf).n_vocab
         ids = np.random.default_rng(args.seed).integers(0, n_vocab, args.n_prompt).tolist()
-    needed = len(ids) + args.n_gen
-    if args.ctx_size and args.ctx_size < needed:
+    needed, drafts = len(ids) + args.n_gen, MOST_DRAFTS if args.draft_model is not None else 0
+    if args.ctx_size and args.ctx_size < needed + drafts:
+        more = f" and {drafts} drafts" if drafts else ""
         raise UsageError(
-            f"-c must be 0 or at least {needed}, for {len(ids)} + {args.n_gen} tokens, not {args.ctx_size}"
+            f"-c must be 0 or at least {needed + drafts}, for {len(ids)} + {args.n_gen} tokens{more}, not {args.ctx_size}"
         )
     begun, tally = time.perf_counter(), Tally(args.verbose)
 
@@ -200,18 +203,21 @@ def _compare(
     """Compare the model at ``path`` on both devices, and print the table.  Returns the first difference."""
     from engine.cli.placements import describe
     from engine.cli.table import print_table
-    from engine.limits import MOST_DRAFTS
+    from engine.hub.resolve import resolve
     from engine.verify.comparison import Comparison
     from engine.verify.lockstep import Difference
     from engine.verify.stages import StageComparison
 
+    drafts = MOST_DRAFTS if args.draft_model is not None else 0
     options: dict[str, Any] = {
-        "n_ctx": args.ctx_size or len(ids) + args.n_gen,
+        "n_ctx": args.ctx_size or len(ids) + args.n_gen + drafts,
         "cache_type": args.cache_type,
         "ds4_rounding": args.ds4_rounding,
         "draft_max": MOST_DRAFTS,  # so that the state before a pass is still kept after it
         "progress": report.progress,
     }
+    if args.draft_model is not None:
+        options["draft_model"] = resolve(args.draft_model, report.progress)
     division = shared.division_options(args)
     gpu = load(path, device=args.device, gpu_memory=args.gpu_memory, batch_size=args.batch_size, **division, **options)
     if gpu.model.placement.accelerator.device_memory() is None:
@@ -219,6 +225,8 @@ def _compare(
     # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
+        if drafts and (llm.draft is None or llm.draft.name not in ("mtp", "eagle3", "dflash")):
+            raise UsageError("-md is for a network that reads the model; compare a draft model on its own, as MODEL")
         llm.compile(report.progress)
     config = cpu.config
     rounding = " with ds4's rounding" if args.ds4_rounding else ""

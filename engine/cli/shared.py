@@ -181,11 +181,16 @@ def add_ds4_rounding(group: Group) -> None:
 
 def add_draft_model(group: Group, text: str) -> None:
     """Adds -md and --no-mtp."""
+    add_network(group, text)
+    text = "do not use the model's own layer for drafting (multi-token prediction), if it has one"
+    group.add_argument("--no-mtp", action="store_true", help=text)
+
+
+def add_network(group: Group, text: str) -> None:
+    """Adds -md."""
     name = filled("leave it out to draft without another model")
     names = ("-md", "--draft-model", "--model-draft")
     group.add_argument(*names, metavar="MODEL", type=name, dest="draft_model", help=text)
-    text = "do not use the model's own layer for drafting (multi-token prediction), if it has one"
-    group.add_argument("--no-mtp", action="store_true", help=text)
 
 
 def add_other(group: Group, verbose: str = "show the traceback of an error") -> None:

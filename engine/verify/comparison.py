@@ -55,8 +55,9 @@ class Comparison:
             for tokens, positions in passes(ids, counts):
                 both.forward(tokens, positions, min(tokens.size, DECODE_ROWS))
         if self.cpu.model.drafter is not None:
-            for position in range(len(ids), min(len(ids) + 2, self.cpu.n_ctx)):
-                both.draft(ids[-1], position, position - len(ids))
+            places = range(len(ids), min(len(ids) + 2, self.cpu.n_ctx))
+            for number, position in enumerate(places):
+                both.draft(ids[-1], position, number, len(places))
 
     # --- whole passes ------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
 from engine.errors import DeviceError
+from engine.models.dflash import DFlash
 from engine.models.drafter import pass_of
 from engine.models.mtp import MTP, DraftingLayer
 from engine.models.placement import Placement
@@ -174,8 +175,9 @@ def join(cpu: Given, gpu: Given, name: str = "") -> Given:
     if isinstance(cpu, np.ndarray):
         return Pair(cpu, gpu, name)
     if isinstance(cpu, (list, tuple)):
-        return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
-    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary, MTP, DraftingLayer)):
+        joined = [join(a, b, name) for a, b in zip(cpu, gpu, strict=True)]
+        return type(cpu)(*joined) if hasattr(cpu, "_fields") else type(cpu)(joined)
+    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary, MTP, DraftingLayer, DFlash)):
         both = copy.copy(cpu)
         for field, value in vars(cpu).items():
             object.__setattr__(both, field, join(value, vars(gpu)[field], field))
@@ -282,13 +284,20 @@ class Lockstep:
             model.sequence.commit(tokens.tolist())
         return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
 
-    def draft(self, token: int, position: int, number: int) -> None:
-        """Run the pass of draft ``number`` of a step, after the tokens in the cache.  Raises Difference unless all results
-        are equal."""
+    def draft(self, token: int, position: int, number: int, count: int = 1) -> None:
+        """Run the pass of draft ``number`` of a step with ``count`` drafts, after the tokens in the cache; for the first one
+        also the pass of their block, if there is one.  Raises Difference unless all results are equal."""
         for model in (self._cpu, self._gpu):
             model.reserve(position + 1)
+        drafter = self._model.drafter
+        if drafter.block is not None and number == 0:
+            for model in (self._cpu, self._gpu):
+                positions = model.drafter.prepare(position, count, model.sequence)
+            tokens = np.full(positions.size, drafter.block.mask, np.int32)
+            tokens[0] = token
+            drafter.fill(self._pass(tokens, positions), 0)
         at_token, at_position = (np.array([value], np.int32) for value in (token, position))
-        pass_of(self._model.drafter.passes, number)(self._pass(at_token, at_position), 1)
+        pass_of(drafter.passes, number)(self._pass(at_token, at_position), 1)
 
     def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""

@@ -30,6 +30,7 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from engine.version import ARITHMETIC
+from tests import dflash, eagle3
 from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.tiers import few
 
@@ -176,6 +177,29 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert {attend, "combine", "combine_quantize"} <= kernels
     if attend == "attend_in_place":
         assert {"rotated query as int8", *CHUNK_PARTS} <= {check.what for _, check in noted}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_the_command_with_a_network(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every operation of drafts, too; a draft model is refused."""
+    shape = Shape("llama", 1, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5)
+    file, network = make_model(tmp_path / "llama.gguf", shape, "Q8_0"), tmp_path / "network.gguf"
+    if kind == "eagle3":
+        eagle3.Network(64, 289, 64, 2, 1, 32, 32, (0, 1)).write(network)
+    else:
+        dflash.Network(289, 64, 2, 1, 32, 32, (0, 1), n_layer=1, rank=32).write(network)
+    flags = ["-p", "2", "-n", "2", "-t", "1", "-v"]
+    assert parity.main([str(file), "-md", str(network), *flags]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].endswith("values compared are equal, bit for bit.")
+    wanted = {
+        "eagle3": ("mtp_input", "join_columns", "remember"),
+        "dflash": ("attend_past", "rows_before", "keep_rows"),
+    }
+    assert all(operation in out for operation in wanted[kind])
+    assert parity.main([str(file), "-md", str(file), *flags]) == 2
+    assert "compare a draft model on its own" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
