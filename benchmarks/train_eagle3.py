@@ -16,10 +16,8 @@ place in the chain.
 """
 
 import argparse
-import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,73 +28,7 @@ from torch import nn  # type: ignore[import-not-found]
 from torch.nn import functional  # type: ignore[import-not-found]
 
 import engine
-from engine.arrays import Array, Batch
-from engine.decode.evaluate import evaluate
-from engine.devices import open_device
-from engine.gguf.file import GGUF, read_gguf
-from engine.models.base import Model
-from engine.models.registry import build, read_config, without_mtp
-from engine.ops.operations import Ops
-from engine.text.tokenizer import Tokenizer
-
-EPS, BASE = 1e-6, 10000.0
-
-
-class Joined:
-    """Takes the place of the network's fusion: all taps side by side."""
-
-    def apply(self, ops: Ops, taps: Sequence[Array]) -> Array:
-        """float32 [rows, the sum of all widths]."""
-        return ops.join_columns(taps)
-
-
-class Kept:
-    """Takes the place of the network: keeps what it would read of the latest sequence."""
-
-    def __init__(self, model: Model, width: int, length: int) -> None:
-        self._model = model
-        self.rows = model.ops.zeros((1, length, width), np.float32)
-        self.hidden = self.rows
-
-    def follow(self, batch: Batch[Array], hidden: Array) -> None:
-        """Keep the rows of a pass."""
-        self._model.ops.keep_rows(self.rows, hidden, batch)
-
-
-class Target:
-    """The model that the network drafts for, on this engine."""
-
-    def __init__(self, path: Path, device: str, taps: Sequence[int]) -> None:
-        self.gguf: GGUF = read_gguf(path)
-        config = without_mtp(read_config(self.gguf))
-        self.n_ctx, self.taps = config.n_ctx_train, (*taps, config.n_layer)
-        self.width = config.n_embd
-        config = replace(config, taps=self.taps, n_embd_draft=config.n_embd * len(self.taps))
-        self.model = build(config, self.gguf, open_device(device), self.n_ctx)
-        self._kept = Kept(self.model, config.n_embd_draft, self.n_ctx + 1)
-        self.model.drafter, self.model.fusion = self._kept, Joined()  # type: ignore[assignment]
-        self.model.ops.loaded()
-        self.config, self.tokenizer = config, Tokenizer.from_gguf(self.gguf)
-
-    def states(self, tokens: Sequence[int]) -> np.ndarray:
-        """float32 [tokens, taps, n_embd]: what the network reads of at most ``n_ctx`` tokens, and the output."""
-        self.model.sequence.truncate(0)
-        size = self.model.cache.max_rows
-        for first in range(0, len(tokens), size):
-            part = np.array(tokens[first : first + size], np.int32)
-            at = np.arange(first, first + part.size, dtype=np.int32)
-            evaluate(self.model, part, at, 1, self.model.sequence)
-        rows = self.model.ops.download(self._kept.rows)[0, : len(tokens)]
-        return rows.reshape(len(tokens), len(self.taps), self.width)
-
-    def tensor(self, name: str) -> np.ndarray:
-        """A tensor of its file, dequantized."""
-        tensor = self.gguf.tensors[name]
-        return gguf.quants.dequantize(tensor.data.reshape(*tensor.shape[:-1], -1), tensor.type).reshape(tensor.shape)
-
-
-def rms(x: Any, weight: Any) -> Any:
-    return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS).to(x.dtype) * weight
+from benchmarks.training import BASE, EPS, Target, finish, keys, rms, texts
 
 
 class Network(nn.Module):  # type: ignore[misc]
@@ -186,22 +118,6 @@ def unrolled(net: Network, states: Any, tokens: Any, steps: int) -> Iterator[tup
         yield logits, net.wanted(states[:, 1 + number : n + 1 + number, -1])
 
 
-def texts(folders: Sequence[Path], tokenizer: Tokenizer, length: int, most: int) -> tuple[list[list[int]], ...]:
-    """Sequences of ``length`` tokens of the files in folders, up to ``most`` for training, and those held out."""
-    files = sorted({file for folder in folders for file in folder.rglob("*.py") if 2000 < file.stat().st_size < 200000})
-    random.Random(1).shuffle(files)
-    found: tuple[list[list[int]], list[list[int]]] = ([], [])
-    for i, file in enumerate(files):
-        own, enough = found[i % 100 == 0], (64 if i % 100 == 0 else most)
-        if len(own) >= enough:
-            continue
-        ids = tokenizer.encode(file.read_text(encoding="utf-8", errors="replace")[:100000])
-        own += [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)][:8]
-        if len(found[0]) >= most and len(found[1]) >= 64:
-            break
-    return found
-
-
 def rates(net: Network, target: Target, held: Sequence[Sequence[int]], steps: int, device: str) -> list[float]:
     """The share of first choices that are the target's, by step, where all earlier ones of the chain are."""
     right, seen = [0] * steps, [0] * steps
@@ -221,9 +137,9 @@ def rates(net: Network, target: Target, held: Sequence[Sequence[int]], steps: in
 
 def write(net: Network, target: Target, args: argparse.Namespace) -> None:
     """The file, as llama.cpp's conversion names its tensors and keys."""
-    writer, kind = gguf.GGUFWriter(args.output, "eagle3"), gguf.GGMLQuantizationType[args.quant]
+    writer = gguf.GGUFWriter(args.output, "eagle3")
     writer.add_name(f"EAGLE-3 network of {target.config.name}")
-    integers = {
+    numbers = {
         "block_count": 1,
         "context_length": target.n_ctx,
         "embedding_length": target.width,
@@ -235,23 +151,14 @@ def write(net: Network, target: Target, args: argparse.Namespace) -> None:
         "rope.dimension_count": net.head_dim,
         "vocab_size": target.config.n_vocab,
         "target_hidden_size": target.width,
+        "rope.freq_base": BASE,
+        "attention.layer_norm_rms_epsilon": EPS,
+        "target_layers": list(args.taps),
     }
-    for key, number in integers.items():
-        writer.add_uint32(f"eagle3.{key}", number)
-    writer.add_float32("eagle3.rope.freq_base", BASE)
-    writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", EPS)
-    writer.add_array("eagle3.target_layers", list(args.taps))
-    for name, weight in net.w.items():
-        full = "fc.weight" if name == "fc" else f"blk.0.{name}.weight"
-        data = gguf.quants.quantize(weight.detach().float().cpu().numpy(), kind)
-        writer.add_tensor(full, data, raw_dtype=kind)
-    for name, weight in net.norms.items():
-        full = "output_norm.weight" if name == "output_norm" else f"blk.0.{name}.weight"
-        writer.add_tensor(full, weight.detach().float().cpu().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys(writer, numbers)
+    matrices = {"fc.weight" if name == "fc" else f"blk.0.{name}.weight": weight for name, weight in net.w.items()}
+    norms = {name if name == "output_norm" else f"blk.0.{name}": weight for name, weight in net.norms.items()}
+    finish(writer, matrices, {f"{name}.weight": weight for name, weight in norms.items()}, args.quant)
 
 
 def agreement(net: Network, target: Target, args: argparse.Namespace, ids: Sequence[int]) -> float:
