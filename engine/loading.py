@@ -330,11 +330,6 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     shortage: DeviceMemoryError | None = None
     while True:
         placement, fits = _placement(config, gguf, ops, n_ctx, options)
-        if config.taps and layer is not None and len(placement.devices) > 1:
-            raise UsageError(
-                f"{layer.path} reads several layers of the model, which must all be on one device: leave out the draft "
-                "model, or use a smaller context, so that the whole model fits."
-            )
         if shortage is not None and not fits:
             raise shortage
         try:

@@ -152,6 +152,8 @@ class Model(Loader):
         gpu, config = self.placement.accelerator, self.config
         routed = self.placement.routed(config)
         n_used = max((self.layers[part.layer].network.experts.n_used for part in routed), default=0)
+        if any(il < config.n_layer and self.placement.mixers[il] is not gpu for il in config.taps):
+            return None  # the network that drafts would need rows that only the CPU has
         exchange = gpu.exchange(len(self.stages) - 1, gpu.decode_rows, stream_width(config), n_used)
         if exchange is None:
             return None
@@ -249,7 +251,9 @@ class Model(Loader):
                 stages = [self.joint]
             elif self.streaming is not None and batch.role is Role.PREFILL and not batch.mixed:
                 stages, note = self.streaming.choose(stages, batch.rows)
-        return StagedPass(stages, batch, told, n_logits, self._buffers, note)
+        config = self.config
+        taps = {il: np.empty((batch.rows, config.n_embd), np.float32) for il in config.taps if il < config.n_layer}
+        return StagedPass(stages, batch, told, n_logits, self._buffers, note, taps)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.

@@ -87,7 +87,7 @@ class BlockDraft:
             logits = ops.scale(logits, c.logit_scale)
         if c.final_softcap:
             logits = ops.softcap(logits, c.final_softcap)
-        return logits if net.rows is None else ops.spread_logits(logits, net.rows)
+        return logits if net.row_of_token is None else ops.spread_logits(logits, net.row_of_token)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class DFlash:
         own = loader.has("token_embd.weight")
         self._embedding = loader.matrix("token_embd.weight", n_vocab, c.n_embd) if own else model.token_embd
         #: Of the rows of the output, and int32 [n_vocab]: the row for each token, -1: none.  None: row t is token t.
-        n_rows, self.rows = rows_of_tokens(loader, n_vocab)
+        n_rows, self.row_of_token = rows_of_tokens(loader, n_vocab)
         if loader.has("output.weight"):
             self._output = loader.product("output.weight", n_rows, c.n_embd)
         else:

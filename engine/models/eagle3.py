@@ -109,7 +109,7 @@ class EagleLayer(DraftingLayer):
         if loader.has("token_embd.weight"):
             self.embed_tokens = loader.matrix("token_embd.weight", n_vocab, c.n_embd)
         #: Of the output, int32 [n_vocab]: the row for each token, -1: none.  None: row t is token t.
-        n_rows, self._rows = rows_of_tokens(loader, n_vocab)
+        n_rows, self.row_of_token = rows_of_tokens(loader, n_vocab)
         self.output = loader.product("output.weight", n_rows, c.n_embd) if loader.has("output.weight") else model.output
         own = [tensor for name, tensor in loader.gguf.tensors.items() if name.startswith((blk, "output.weight"))]
         if not loader.has("output.weight"):
@@ -144,7 +144,7 @@ class EagleLayer(DraftingLayer):
         ops = model.ops
         ops.keep_rows(hidden, y, batch)
         logits = self.output.apply(ops, ops.rms_norm(y, self.output_norm, self._norm_eps))
-        return logits if self._rows is None else ops.spread_logits(logits, self._rows)
+        return logits if self.row_of_token is None else ops.spread_logits(logits, self.row_of_token)
 
 
 def load_eagle3(model: Model, gguf: GGUF) -> MTP:

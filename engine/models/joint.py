@@ -21,7 +21,7 @@ from engine.arrays import Array, Batch, Matrix
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job
 from engine.models.routed import MixtureHead
-from engine.models.stage import DivisibleModel, RowSlice, Stage, StageInputs
+from engine.models.stage import DivisibleModel, RowSlice, Stage, StageInputs, Taps
 from engine.ops.exchange import Exchange
 from engine.ops.experts import Experts
 
@@ -148,12 +148,18 @@ class JointStage(Stage):
         return head.end(ops, x, total, shared, choice.logits)
 
     def run(
-        self, slices: Sequence[RowSlice], x: np.ndarray | None, told: np.ndarray | None, n_logits: int, out: np.ndarray
+        self,
+        slices: Sequence[RowSlice],
+        x: np.ndarray | None,
+        told: np.ndarray | None,
+        n_logits: int,
+        out: np.ndarray,
+        taps: Taps,
     ) -> np.ndarray | None:
         """The logits of the last ``n_logits`` rows of a pass, float32 [n_logits, n_vocab], or None.
 
         slices: the pass, from :meth:`slices`, which is one slice; told: the per-layer embeddings, None if there are none;
-        x, out: not used.
+        x, out, taps: not used, since the GPU has all taps.
         """
         begun = time.perf_counter()
         ((_, batch),) = slices

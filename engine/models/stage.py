@@ -1,8 +1,9 @@
 """A stage: a run of parts of a model that one device computes.
 
 What crosses the border of two stages is the residual stream, float32 [rows, width], and the per-layer embeddings of the
-tokens if the model has them, float32 [n_layer, rows, n_per_layer].  Both are copied through host memory.  A device may read a
-pass in slices, since the bits of a row do not depend on the other rows.
+tokens if the model has them, float32 [n_layer, rows, n_per_layer].  If a network that drafts reads the residual stream before
+some layers, these *taps*, float32 [rows, n_embd] each, go to the last stage.  All are copied through host memory.  A device
+may read a pass in slices, since the bits of a row do not depend on the other rows.
 """
 
 import time
@@ -18,6 +19,9 @@ from engine.models.config import ModelConfig
 from engine.models.needs import stream_width
 from engine.models.placement import LayerPart
 from engine.ops.operations import Ops
+
+Taps: TypeAlias = dict[int, np.ndarray]
+"""The residual stream of all rows of a pass before some layers, float32 [rows, n_embd] each, by layer."""
 
 Note: TypeAlias = Callable[[int, float], None]
 """Takes the number of rows of a pass and the seconds of its stages."""
@@ -39,14 +43,16 @@ class DivisibleModel(Protocol):
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the network of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
 
-    def finish(self, x: Array, batch: Batch[Array], n_logits: int) -> Array | None:
-        """The logits of the last ``n_logits`` rows of x, float32 [n_logits, n_vocab], or None for no logits."""
+    def finish(self, x: Array, batch: Batch[Array], n_logits: int, taps: Sequence[Array] = ()) -> Array | None:
+        """The logits of the last ``n_logits`` rows of x, float32 [n_logits, n_vocab], or None for no logits; taps: the
+        residual stream before the layers ``ModelConfig.taps``."""
 
 
 class StageInputs:
     """What a stage begins with, in the memory of a device, all of whose stages share it.
 
-    x: the residual stream, float32 [rows, width]; told: the per-layer embeddings, float32 [n], or None.
+    x: the residual stream, float32 [rows, width]; told: the per-layer embeddings, float32 [n], or None; taps: the residual
+    stream before the layers that a network reads, float32 [rows, n_embd] each.
     """
 
     def __init__(self, config: ModelConfig, ops: Ops, max_rows: int) -> None:
@@ -57,6 +63,18 @@ class StageInputs:
         self.x = ops.zeros((self.rows, stream_width(config)), np.float32)
         told = config.n_layer * config.n_per_layer
         self.told = ops.zeros((self.rows * told,), np.float32) if told else None
+        tapped = [il for il in config.taps if il < config.n_layer]
+        self.taps = {il: ops.zeros((self.rows, config.n_embd), np.float32) for il in tapped}
+        if tapped:
+            self._numbers = ops.upload(np.arange(self.rows, dtype=np.int32))
+            self._nowhere = ops.zeros((self.rows,), np.int32)
+
+    def keep(self, il: int, x: Array, batch: Batch[Array]) -> None:
+        """Store the residual stream x before layer ``il``, float32 [rows, n_embd], if a network reads it."""
+        if il in self.taps:
+            numbers, nowhere = self._numbers[slice(batch.rows)], self._nowhere[slice(batch.rows)]
+            rows = replace(batch, positions=numbers, sequences=nowhere, mixed=False)
+            self.ops.keep_rows(self.taps[il].reshape(1, *self.taps[il].shape), x, rows)
 
     def place(self, batch: Batch[np.ndarray], x: np.ndarray | None, told: np.ndarray | None) -> None:
         """Copy what a pass begins with to the device."""
@@ -66,6 +84,17 @@ class StageInputs:
         if told is not None:
             assert self.told is not None
             self.ops.store(self.told, 0, np.pad(told, ((0, 0), (0, more), (0, 0)), "edge").reshape(-1))
+
+    def give_taps(self, layers: Sequence[int], taps: Taps, rows: slice) -> None:
+        """Copy the rows of a pass that have just been computed to the taps of all of its rows."""
+        for il in layers:
+            taps[il][rows] = self.ops.download(self.taps[il][slice(rows.stop - rows.start)])
+
+    def take_taps(self, taps: Taps, rows: slice) -> None:
+        """Copy the taps of the rows that are computed next to the device; those that it computes itself are overwritten."""
+        for il, array in self.taps.items():
+            if il in taps:
+                self.ops.store(array, 0, taps[il][rows])
 
 
 class RowSlice(NamedTuple):
@@ -92,6 +121,7 @@ class Stage:
         self._is_first = is_first
         #: The maximum number of rows that the backend reads at a time.
         self.prompt_rows = inputs.rows
+        self._tapped = [part.layer for part in self.parts if not part.network and part.layer in inputs.taps]
 
     def __str__(self) -> str:
         parts = [str(part) for part in (self.parts[:1] + self.parts[1:][-1:])]
@@ -125,9 +155,14 @@ class Stage:
         if x is None:
             x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
         for part in self.parts:
+            if not part.network:
+                inputs.keep(part.layer, x, batch)
             compute = model.feed if part.network else model.mix
             x = compute(self.ops, part.layer, x, batch)
-        return model.finish(x, batch, n_logits) if self.is_last else x
+        if not self.is_last:
+            return x
+        taps = [inputs.taps[il][slice(batch.rows)] if il < c.n_layer else x for il in c.taps]
+        return model.finish(x, batch, n_logits, taps)
 
     # --- passes ----------------------------------------------------------------------------------------------------
 
@@ -146,20 +181,28 @@ class Stage:
         return found
 
     def run(
-        self, slices: Sequence[RowSlice], x: np.ndarray | None, told: np.ndarray | None, n_logits: int, out: np.ndarray
+        self,
+        slices: Sequence[RowSlice],
+        x: np.ndarray | None,
+        told: np.ndarray | None,
+        n_logits: int,
+        out: np.ndarray,
+        taps: Taps,
     ) -> np.ndarray | None:
         """The result of :meth:`compute` for the rows of a pass.
 
         slices: the pass, from :meth:`slices`; x: the residual stream, None for the first stage; told: the per-layer
         embeddings, None if there are none; out: where the residual stream after the stage is written to, float32 [rows,
-        width], which may be x.
+        width], which may be x; taps: those of earlier stages, to which those of this one are added.
         """
         begun, found, end = time.perf_counter(), [], slices[-1].rows.stop - n_logits
         for rows, part in slices:
             self._inputs.place(part, None if x is None else x[rows], None if told is None else told[:, rows])
             if not self.is_last:
                 self.ops.run(self.compute, part, part.rows, None, self.prompt_rows, out[rows])
+                self._inputs.give_taps(self._tapped, taps, rows)
                 continue
+            self._inputs.take_taps(taps, rows)
             logits = self.ops.run(self.compute, part, min(part.rows, max(0, rows.stop - end)), None, self.prompt_rows)
             if logits is not None:
                 found.append(logits)
@@ -202,12 +245,13 @@ class StagedPass:
         n_logits: int,
         buffers: StreamBuffers,
         note: Note | None = None,
+        taps: Taps | None = None,
     ) -> None:
         """told: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], or None; n_logits: the number
-        of last rows whose logits are wanted; note: called at the end."""
+        of last rows whose logits are wanted; note: called at the end; taps: memory for them, None if there are none."""
         self.pieces = len(stages)
         self._left = list(stages)
-        self._batch, self._told, self._n_logits = batch, told, n_logits
+        self._batch, self._told, self._n_logits, self._taps = batch, told, n_logits, taps or {}
         #: The pass as each device reads it.  The stages of a device get the same objects (``Executor.run``).
         self._slices: dict[Ops, list[RowSlice]] = {}
         self._buffers = buffers
@@ -224,7 +268,7 @@ class StagedPass:
                 self._slices[stage.ops] = stage.slices(self._batch)
             assert self._stream is not None
             slices, out = self._slices[stage.ops], self._stream[: self._batch.rows]
-            self.result = stage.run(slices, self.result, self._told, self._n_logits, out)
+            self.result = stage.run(slices, self.result, self._told, self._n_logits, out, self._taps)
         del self._left[:count]
         self._seconds += time.perf_counter() - begun
         if not self._left:

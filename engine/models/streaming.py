@@ -17,7 +17,7 @@ from engine.arrays import Array, Matrix
 from engine.cache.mirror import LayerMirror, Mirrors
 from engine.models.config import ModelConfig
 from engine.models.placement import LayerPart, Placement
-from engine.models.stage import DivisibleModel, Note, RowSlice, Stage, StageInputs
+from engine.models.stage import DivisibleModel, Note, RowSlice, Stage, StageInputs, Taps
 from engine.ops.memory import WeightStream
 from engine.ops.operations import Ops
 
@@ -50,19 +50,25 @@ class StreamedStage(Stage):
         self._mirror, self._stores = mirror, stores
 
     def run(
-        self, slices: Sequence[RowSlice], x: np.ndarray | None, told: np.ndarray | None, n_logits: int, out: np.ndarray
+        self,
+        slices: Sequence[RowSlice],
+        x: np.ndarray | None,
+        told: np.ndarray | None,
+        n_logits: int,
+        out: np.ndarray,
+        taps: Taps,
     ) -> np.ndarray | None:
         """The residual stream after the part for the rows of a pass of one sequence, as :meth:`Stage.run` returns it."""
         self._stream.begin(self._number)
         self._stream.begin(self._number + 1)
         self._stream.wait(self._number)
         if self._mirror is None:
-            return super().run(slices, x, told, n_logits, out)
+            return super().run(slices, x, told, n_logits, out, taps)
         batch = slices[0].batch
         slot, first = int(batch.sequences[0]), int(batch.positions[0])
         end = first + slices[-1].rows.stop
         self._mirror.copy_in(slot, first, first if self._stores else end)
-        result = super().run(slices, x, told, n_logits, out)
+        result = super().run(slices, x, told, n_logits, out, taps)
         if self._stores:
             self._mirror.copy_out(slot, first, end)
         return result

@@ -108,7 +108,7 @@ class Comparison:
                 models = [llm.model for llm in (self.cpu, self.gpu)]
                 drafted = [m.drafter.forward(*last, m.sequence, 0)[None] for m in models if m.drafter is not None]
                 check = Check(f"logits of a draft after position {last[1]}: ", *drafted)
-                self.tally.whole("logits of drafts", "by the model's own layer", check)
+                self.tally.whole("logits of drafts", "by the layer or network that drafts", check)
                 if check.differing.any():
                     raise Difference(
                         None, check, "Compare with fewer tokens (-n) to find the first draft that differs."

@@ -53,7 +53,7 @@ def test_a_divided_model_has_the_bits_of_the_cpu(name: str, tmp_path: Path) -> N
         assert not away or (llm.model.streaming is not None and llm.model.streaming.passes > 0), options
 
 
-@pytest.mark.parametrize("name", together("divided", ["hybrid", "deepseek4"]))
+@pytest.mark.parametrize("name", together("divided", ["hybrid", "deepseek4", "eagle3", "dflash"]))
 def test_answers_with_drafts(name: str, tmp_path: Path) -> None:
     given = files(name, tmp_path)
     cpu = engine.load(**given)

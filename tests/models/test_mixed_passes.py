@@ -22,7 +22,8 @@ from tests.oracle.families.deepseek4 import CASES
 
 
 class Kind(NamedTuple):
-    """A model: its shape, the format of its weights, the type of its cache, the shape of its assistant."""
+    """A model: its shape, the format of its weights, the type of its cache, the shape of its assistant or of the network that
+    drafts for it."""
 
     shape: str
     quant: str
@@ -39,6 +40,8 @@ KINDS = {
     "gemma4": Kind("tiny-gemma4-e", "Q4_K_M", "f16", "tiny-gemma4-e-assistant"),
     "latents": Kind("tiny-deepseek2", "Q4_K_M"),
     "deepseek4": Kind("", "Q8_0"),
+    "eagle3": Kind("tiny-qwen35moe", "Q4_0", "f16", "tiny-eagle3"),
+    "dflash": Kind("tiny-gemma4", "Q4_0", "f16", "tiny-dflash"),
 }
 """With layers that draft: both hybrids, latents, and deepseek4, whose layer has a file of its own."""
 
@@ -89,7 +92,7 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
     found = [array.tobytes() for array in model.save(sequence).arrays]
     for layer in model.cache.layers:
         if isinstance(layer, AttentionCache):
-            first, table = max(0, n - layer.window + 1) if layer.window else 0, layer.table[slot]
+            first, table = max(0, n - layer.window + 1) if layer.window > 0 else 0, layer.table[slot]
             if layer.k_type.quantized:
                 # Words of whole pages, in an order of their own.
                 found += [memory[:, table[: n // 64]].tobytes() for memory in (layer.keys, layer.values)]

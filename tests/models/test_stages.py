@@ -142,7 +142,7 @@ def test_a_cut_anywhere(data: st.DataObject, tmp_path_factory: pytest.TempPathFa
 EXPECTED: dict[str, list[bytes]] = {}
 
 
-@pytest.mark.parametrize("name", ["hybrid", "gemma4", "deepseek4"])
+@pytest.mark.parametrize("name", ["hybrid", "gemma4", "deepseek4", "eagle3", "dflash"])
 @pytest.mark.usefixtures("divided")
 def test_answers_with_drafts(name: str, folder: Path) -> None:
     (folder / name).mkdir(exist_ok=True)

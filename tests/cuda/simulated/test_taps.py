@@ -14,7 +14,6 @@ if not SIMULATED:
 import engine
 from engine.cpu.taps import UNKNOWN
 from engine.cuda import backend
-from engine.errors import UsageError
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -79,9 +78,22 @@ def test_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.speculation.accepted == 3
 
 
-def test_a_target_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"n_gpu_layers": 1}, {"n_cpu_moe": 0, "override_tensor": "ffn=cpu,attn=gpu"}])
+def test_a_target_on_two_devices(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers that the network reads are on the CPU and on the GPU, or all mixers are on the GPU, whose parts are one
+    recording with those of the CPU: drafts after a prompt of one pass and after a step."""
     use_simulated(monkeypatch)
     shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
     paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)
-    with pytest.raises(UsageError, match="reads several layers of the model, which must all be on one device"):
-        engine.load(paths[0], draft_model=paths[1], device="cuda", n_gpu_layers=1, n_ctx=64)
+    given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "draft_model": paths[1]}
+    whole = engine.load(paths[0], device="cpu", **given)
+    divided = engine.load(paths[0], device="cuda", **given, **options)
+    assert divided.model.stages and (divided.model.joint is None) == ("n_gpu_layers" in options)
+    found: list[Any] = []
+    for llm in (whole, divided):
+        llm.read([3, 7, 11, 2])
+        drafter: Any = llm.model.drafter
+        found.append([drafter.forward(9, 4, llm.model.sequence).tobytes(), llm.step(9).tobytes()])
+        found[-1].append(drafter.forward(8, 5, llm.model.sequence).tobytes())
+    assert found[0] == found[1]
