@@ -59,8 +59,11 @@ def test_drafts_are_those_of_the_definition(name: str, target: Target, tmp_path:
             assert error < 1e-5, f"draft {i} after {n} tokens"
 
 
-def test_answers_together(target: Target, tmp_path: Path) -> None:
+def test_answers_together(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight answers at a time, with drafts that are often right: the texts of each alone, without drafts."""
+    monkeypatch.setattr(
+        "engine.speculative.controller.SEEN", 1 << 30
+    )  # times, which a busy machine has, decide nothing
     paths = agreeing(target.path, tmp_path)
     llm: Any = engine.load(paths[0], draft_model=paths[1], n_ctx=128, parallel=8, device="cpu", n_threads=2)
     assert llm.draft.name == "eagle3"
@@ -156,8 +159,11 @@ def test_every_kind_of_target(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert again[0].speculation.drafted_at == again[1].speculation.drafted_at
 
 
-def test_the_bundled_network(tmp_path: Path) -> None:
+def test_the_bundled_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps at least 60 % of three drafts of source code, and the text is that without it."""
+    monkeypatch.setattr(
+        "engine.speculative.controller.SEEN", 1 << 30
+    )  # times, which a busy machine has, decide nothing
     llm = engine.load("pycoder", draft_model="pycoder-eagle3", device="cpu", n_ctx=512)
     plain = engine.load("pycoder", device="cpu", n_ctx=512)
     drafted = accepted = 0
