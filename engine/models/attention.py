@@ -25,6 +25,7 @@ class Attention(Mixer):
     row_norms: the weights of the norms of whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or empty.
     table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
     gate: the linear layer that computes a gate for each head; None: there are no such gates.
+    value_scale: a factor of the result.
     """
 
     inputs: list[Linear]
@@ -32,6 +33,7 @@ class Attention(Mixer):
     row_norms: list[Array]
     table: Array | None
     gate: Linear | None = None
+    value_scale: float = 1.0
 
     def mix(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> Value:
         """Store keys and values in ``memory`` and compute attention for the normalized rows a [rows, n_embd].
@@ -39,7 +41,7 @@ class Attention(Mixer):
         Returns the result before the output layer, float32 [rows, n_head * d_v].
         """
         q, k, v = self._inputs(ops, a)
-        o = ops.attention(self.heads, q, k, v, memory, batch, self.table)
+        o = self._scaled(ops, ops.attention(self.heads, q, k, v, memory, batch, self.table))
         return o if self.gate is None else ops.gate_heads(ops.plain(o), self.gate.apply(ops, a))
 
     def mix_up_to(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array], last: Array) -> Value:
@@ -52,7 +54,10 @@ class Attention(Mixer):
         """
         q, k, v = self._inputs(ops, a)
         ops.remember(self.heads, k, v, memory, batch, self.table)
-        return ops.attend_past(self.heads, q, memory, batch, last, self.table, memory.window)
+        return self._scaled(ops, ops.attend_past(self.heads, q, memory, batch, last, self.table, memory.window))
+
+    def _scaled(self, ops: Ops, o: Value) -> Value:
+        return o if self.value_scale == 1.0 else ops.scale(ops.plain(o), self.value_scale)
 
     def _inputs(self, ops: Ops, a: Value) -> tuple[Array, Array, Array]:
         q, k, *v = products(ops, a, self.inputs, self.heads.biases is None)
@@ -103,4 +108,5 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     )
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
     gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd) if c.head_gates else None
-    return Attention(output, inputs, heads, list(weights.values()) if by_row else [], loader.table(c.rope), gate)
+    row_norms = list(weights.values()) if by_row else []
+    return Attention(output, inputs, heads, row_norms, loader.table(c.rope), gate, c.value_scale)

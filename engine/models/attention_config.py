@@ -20,6 +20,7 @@ class AttentionConfig(MixerConfig):
         separately after its rotation, "rows" for all heads of a row together.
     normed_values: whether heads of values are also normalized, without weights.
     keys_are_values: whether the layer has no matrix of values, and its keys, before norm and rotation, are also the values.
+    value_scale: a factor of the results of attention.
     gated: whether the result of each head is multiplied by sigmoid(gates), with the gates computed together with the queries.
     head_gates: whether the result of each head is multiplied by sigmoid(its gate), with gates that a matrix of their own
         computes.
@@ -40,6 +41,7 @@ class AttentionConfig(MixerConfig):
     norm: str = ""
     normed_values: bool = False
     keys_are_values: bool = False
+    value_scale: float = 1.0
     gated: bool = False
     head_gates: bool = False
     sinks: bool = False

@@ -196,8 +196,6 @@ class DFlash:
             assert isinstance(mixer, Attention)
             a = layer.normalized(ops, x, layer.before_mixer)
             o = mixer.mix_up_to(ops, a, memory, batch, last)
-            if c.value_scale != 1.0:
-                o = ops.scale(ops.plain(o), c.value_scale)
             x = layer.feed(ops, layer.after_mixer.add_product(ops, x, o, mixer.output), batch)
             if self._scales[number] != 1.0:
                 x = ops.scale(x, self._scales[number])

@@ -27,7 +27,6 @@ class DFlashConfig:
     mask: the mask token.
     shift: 1 if a row predicts the token in its own place, 0 if it predicts the next one.
     causal: whether the rows of a block see only those before them.
-    value_scale: a factor of the results of attention.
     """
 
     network: ModelConfig
@@ -36,7 +35,6 @@ class DFlashConfig:
     mask: int
     shift: int
     causal: bool
-    value_scale: float
 
 
 def read_dflash(network: GGUF, n_vocab: int) -> DFlashConfig:
@@ -53,7 +51,7 @@ def read_dflash(network: GGUF, n_vocab: int) -> DFlashConfig:
     if activation not in ACTIVATIONS:
         m.unsupported(f"the activation {activation!r} ({m.key('hidden_activation')}) is not supported.")
     rope, windows = m.rope(), m.windows(1)
-    scale = m.number("attention.scale", 0.0)
+    scale, value_scale = m.number("attention.scale", 0.0), m.number("attention.value_scale", 0.0) or 1.0
     others: dict[str, Any] = {"scale": scale} if scale else {}
     layers = []
     for il in range(m.n_blocks):
@@ -66,6 +64,7 @@ def read_dflash(network: GGUF, n_vocab: int) -> DFlashConfig:
             keys_are_values=alike,
             normed_values=alike,
             sinks=blk + "attn_sinks.weight" in network.tensors,
+            value_scale=value_scale,
             **others,
         )
         after = [
@@ -95,7 +94,6 @@ def read_dflash(network: GGUF, n_vocab: int) -> DFlashConfig:
         network.require(MASK, "int", 0, n_vocab - 1),
         0 if first else 1,
         m.flag("attention.causal", False),
-        m.number("attention.value_scale", 0.0) or 1.0,
     )
 
 

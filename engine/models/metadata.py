@@ -124,11 +124,17 @@ class Metadata:
         return self.gguf.kinds.get(self.key(name), "").endswith("[]")
 
     def flags(self, name: str) -> list[bool]:
-        """The value of a key as a list with a boolean per layer of the trunk."""
-        values = self.gguf.require(self.key(name), "bool[]")
+        """The value of a key as a list with a boolean per layer of the trunk.  Some files have the numbers 0 and 1."""
+        values = self._booleans(name)
         if len(values) < self.n_layer:
             self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
-        return [bool(v) for v in values[: self.n_layer]]
+        return values[: self.n_layer]
+
+    def _booleans(self, name: str) -> list[bool]:
+        key = self.key(name)
+        if self.gguf.kinds.get(key) == "bool[]" or not self.listed(name):
+            return [bool(v) for v in self.gguf.require(key, "bool[]")]
+        return [bool(v) for v in self.gguf.require(key, "int[]", 0, 1)]
 
     def sliding(self, period: int, dense_first: bool = False) -> list[bool]:
         """For each layer, whether it has a sliding window.
@@ -139,10 +145,10 @@ class Metadata:
         dense_first: whether the first of every n layers has no window; otherwise it is the last one.
         """
         name = "attention.sliding_window_pattern"
-        if self.gguf.kinds.get(self.key(name)) == "bool[]":
+        if self.listed(name):
             # Files may have values for the layers that draft, too.
-            behind = self.gguf.require(self.key(name), "bool[]")[self.n_layer : self.n_blocks]
-            return [*self.flags(name), *map(bool, behind)] + [False] * (self.n_mtp - len(behind))
+            behind = self._booleans(name)[self.n_layer : self.n_blocks]
+            return [*self.flags(name), *behind] + [False] * (self.n_mtp - len(behind))
         n = self.integer(name, period, 1, MAX_LAYERS)
         full = 0 if dense_first else n - 1
         return [il % n != full for il in range(self.n_layer)] + [False] * self.n_mtp

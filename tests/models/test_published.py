@@ -120,6 +120,8 @@ class Published:
         given = self.first("rope_parameters", "rope_scaling") or {}
         own = given.get("sliding_attention" if slides else "full_attention", given)
         base = {} if "rope_theta" in own or slides and self.kind.startswith("gemma") else self.text
+        if slides and "swa_rope_theta" in self.text:
+            return {"rope_theta": self.text["swa_rope_theta"]}
         return {name: base[name] for name in ("rope_theta",) if name in base} | own
 
 
@@ -166,8 +168,9 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     slides = kind == "sliding_attention"
     wide = published.kind.startswith("gemma4") and not slides
     kv = (wide and published.first("num_global_key_value_heads")) or text.get("num_key_value_heads", heads)
+    kv = (slides and published.first("swa_num_key_value_heads")) or kv
     d = text["global_head_dim"] if wide else published.first("head_dim") or text["hidden_size"] // heads
-    assert (mixer.n_head_kv, mixer.d_k, mixer.d_v) == (kv, d, d)
+    assert (mixer.n_head_kv, mixer.d_k, mixer.d_v) == (kv, d, published.first("v_head_dim") or d)
     assert mixer.window == (text["sliding_window"] if slides else 0)
     if "attention_multiplier" in text:
         assert mixer.scale == pytest.approx(text["attention_multiplier"])
@@ -179,6 +182,7 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
     text = published.text
     count = published.first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     dense = published.first("first_k_dense_replace", "moe_layer_start_index") or 0
+    dense = dense or list(published.first("moe_layer_freq") or []).count(0)
     if not count or il < dense:
         assert isinstance(network, DenseConfig)
         doubled = text.get("use_double_wide_mlp") and il >= published.n_layer - text["num_kv_shared_layers"]

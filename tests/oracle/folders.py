@@ -175,6 +175,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         path.write_text(json.dumps({"model_type": "mistral3", "architectures": [kind], "text_config": text}))
     if case.name == _PACKED:
         _change(path, quantization_config={"quant_method": "mxfp4"})
+    if case.model == "MiMoV2Flash":
+        _change(path, **_mimo2_config(case.config))
     if case.model == "Glm4MoeLite":
         # ``transformers`` writes which layers are dense by another name.
         _change(path, first_k_dense_replace=1)
@@ -193,6 +195,28 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
             norm_topk_prob=True,
             compress_rope_theta=config["compress_rope_theta"],
         )
+
+
+def _mimo2_config(c: Mapping[str, Any]) -> dict[str, Any]:
+    """What the published configuration of MiMo V2 has in other words than ``transformers``."""
+    slides = [kind == "sliding_attention" for kind in c["layer_types"]]
+    whole, near = (c["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding"))
+    return {
+        "model_type": "mimo_v2_flash_published",  # so that only these words are read
+        "rope_parameters": None,
+        "rope_theta": whole["rope_theta"],
+        "swa_rope_theta": near["rope_theta"],
+        "partial_rotary_factor": whole["partial_rotary_factor"],
+        "hybrid_layer_pattern": [int(each) for each in slides],
+        "swa_head_dim": c["head_dim"],
+        "swa_v_head_dim": c["v_head_dim"],
+        "swa_num_attention_heads": c["num_attention_heads"],
+        "swa_num_key_value_heads": 2 * c["num_key_value_heads"],
+        "layernorm_epsilon": c["rms_norm_eps"],
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": [int(kind == "sparse") for kind in c["mlp_layer_types"]],
+    }
 
 
 def _step35_config(c: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, Any]:

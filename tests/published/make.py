@@ -39,6 +39,8 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
         return step35(config)
     # Kimi K2 brings its own code, which is that of DeepSeek V3.
     own = {**config, "model_type": "deepseek_v3"} if config["model_type"] == "kimi_k2" else config
+    if config["model_type"] == "mimo_v2_flash":
+        own = {key: value for key, value in config.items() if not key.startswith(("swa_", "rope_"))}
     made = transformers.AutoConfig.for_model(**own)
     kind = getattr(transformers, config["architectures"][0])
     with torch.device("meta"):
@@ -149,7 +151,8 @@ def header(config: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         # What ``transformers`` knows, the conversion reads in the words of ``transformers``.
-        known = {"model_type": "step3p5_published"} if config["model_type"] == "step3p5" else {}
+        own = config["model_type"] in ("step3p5", "mimo_v2_flash")
+        known = {"model_type": config["model_type"] + "_published"} if own else {}
         path.write_text(json.dumps(config | known), encoding="utf-8")
         vocabulary: dict[str, Any] = {"model": {"vocab": dict.fromkeys(map(str, range(GEMMA)))}, "added_tokens": []}
         path.with_name("tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
