@@ -123,7 +123,7 @@ class DFlash:
         self._norm_eps = c.norm_eps
         own = loader.has("token_embd.weight")
         self._embedding = loader.matrix("token_embd.weight", n_vocab, c.n_embd) if own else model.token_embd
-        #: Of the rows of the output, and int32 [n_vocab]: the row for each token, -1: none.  None: row t is token t.
+        #: int32 [n_vocab]: the row of the output for each token, -1: none.  None: row t is token t.
         n_rows, self.row_of_token = rows_of_tokens(loader, n_vocab)
         if loader.has("output.weight"):
             self._output = loader.product("output.weight", n_rows, c.n_embd)

@@ -108,7 +108,7 @@ class EagleLayer(DraftingLayer):
         self.embed_tokens = model.token_embd
         if loader.has("token_embd.weight"):
             self.embed_tokens = loader.matrix("token_embd.weight", n_vocab, c.n_embd)
-        #: Of the output, int32 [n_vocab]: the row for each token, -1: none.  None: row t is token t.
+        #: int32 [n_vocab]: the row of the output for each token, -1: none.  None: row t is token t.
         n_rows, self.row_of_token = rows_of_tokens(loader, n_vocab)
         self.output = loader.product("output.weight", n_rows, c.n_embd) if loader.has("output.weight") else model.output
         own = [tensor for name, tensor in loader.gguf.tensors.items() if name.startswith((blk, "output.weight"))]
