@@ -384,7 +384,8 @@ each depth is twice the one before, or FIRST-LAST+STEP or FIRST-LAST*FACTOR: {EX
 
 DRAFT_MODEL = """\
 a smaller model with the same vocabulary that drafts, an EAGLE-3 or DFlash network, an assistant of
-Gemma 4, or the model's own layer in another file; by default the model's own layer, if its file has one"""
+Gemma 4, or the model's own layer in another file; by default the model's own layer, if its file has
+one"""
 
 USERS = """\
 numbers of users who ask at the same time, each with a prompt of -p tokens and an answer of -n: how

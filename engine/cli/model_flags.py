@@ -18,8 +18,8 @@ the answer is the same"""
 
 DRAFT_MODEL = """\
 a smaller model with the same vocabulary that drafts tokens for this one, an EAGLE-3 or DFlash
-network, an assistant of Gemma 4, or the model's own layer for that in a file of its own; given as for -m. Good
-drafts make answers faster; by default they do not change them"""
+network, an assistant of Gemma 4, or the model's own layer for that in a file of its own; given as
+for -m. Good drafts make answers faster; by default they do not change them"""
 
 DRAFT_LOOKUP = """\
 draft the tokens that followed the last occurrence of the latest tokens in the prompt or answer, or
@@ -27,7 +27,8 @@ in an earlier answer; if nothing is found, the draft model drafts, if there is o
 
 DRAFT_MAX = """\
 maximum number of drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 8
-from a DFlash network, 7 from lookup. Fewer or none are made if they would cost more time than they save"""
+from a DFlash network, 7 from lookup. Fewer or none are made if they would cost more time than they
+save"""
 
 SPEC_ACCEPT = """\
 how drafts are accepted: exact: the text is the same as without drafts; ratio: another text from the

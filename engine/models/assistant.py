@@ -14,7 +14,6 @@ no cache.  The outputs h are stored in rings indexed by position, as in ``engine
 overwrites the entries that drafts have stored there.
 """
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +26,7 @@ from engine.gguf.file import GGUF
 from engine.models.attention_config import AttentionConfig
 from engine.models.base import Model
 from engine.models.config import ModelConfig
+from engine.models.drafter import ChainDrafter, row_after
 from engine.models.families.gemma4 import Gemma4Loader
 from engine.models.linear import products
 from engine.models.weights import bytes_read
@@ -37,7 +37,7 @@ IGNORED = ("masked_embd_centroids.weight", "masked_embd_ordering")
 """Tensors that select the logits to compute.  They are ignored, because this engine computes all logits."""
 
 
-class Assistant(Gemma4Loader):
+class Assistant(Gemma4Loader, ChainDrafter):
     """The assistant of ``target``, on the same device or on another GPU that can read the memory of the target.
 
     Raises ModelError if the file is the assistant of another model.
@@ -134,25 +134,11 @@ class Assistant(Gemma4Loader):
         """The pass of all drafts."""
         return (self.compute,)
 
-    @property
-    def block(self) -> None:
-        """None: drafts are made one by one."""
-        return None
-
-    @property
-    def listed(self) -> SequenceOf[tuple[Forward[Array], int]]:
-        """Passes that together use every kernel, each with the maximum number of its rows for one sequence."""
-        return [(each, 1) for each in self.passes]
-
     def forward(self, token: int, position: int, sequence: Sequence, number: int = 0, count: int = 1) -> np.ndarray:
         """Run the pass of draft ``number`` of a step with ``count`` drafts.  Returns the logits, float32 [n_vocab], of the
         token that follows ``token`` at ``position``."""
         self.reserve(position + 1)
-        tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, sequence.slot))
-        batch = Batch(tokens, positions, slots)
-        logits = self.ops.run(self.compute, batch, 1, self.inputs)
-        assert logits is not None
-        return logits[0]
+        return row_after(self.ops, self.compute, token, position, sequence.slot, self.inputs)
 
 
 def _attention(config: ModelConfig, il: int) -> AttentionConfig:

@@ -41,7 +41,7 @@ from engine.limits import DECODE_ROWS
 from engine.models.attention import Attention
 from engine.models.base import Model
 from engine.models.dflash_config import DFlashConfig, read_dflash
-from engine.models.drafter import BlockPass
+from engine.models.drafter import BlockPass, row_after
 from engine.models.layer import Layer, load_layer
 from engine.models.linear import Linear
 from engine.models.loader import Loader
@@ -219,19 +219,14 @@ class DFlash:
         Returns the logits, float32 [n_vocab], of the token that follows ``token`` at ``position``."""
         if number == 0:
             self._fill(token, position, sequence, count)
-        return self._run(BlockDraft(self, number), token, position, sequence)
+        return row_after(self.ops, BlockDraft(self, number), token, position, sequence.slot, self.inputs)
 
     def confidence(self, token: int, position: int, sequence: Sequence, number: int) -> float:
         """The predicted probability that the target keeps draft ``number`` of a step, which follows ``token`` at
         ``position``."""
-        logit = float(self._run(Confidence(self, number), token, position, sequence)[0])
+        judge = Confidence(self, number)
+        logit = float(row_after(self.ops, judge, token, position, sequence.slot, self.inputs)[0])
         return float(0.5 + 0.5 * np.tanh(0.5 * logit))
-
-    def _run(self, forward: Forward[Array], token: int, position: int, sequence: Sequence) -> np.ndarray:
-        tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, sequence.slot))
-        found = self.ops.run(forward, Batch(tokens, positions, slots), 1, self.inputs)
-        assert found is not None
-        return found[0]
 
     def prepare(self, position: int, count: int, sequence: Sequence) -> np.ndarray:
         """Prepare the pass of a block of ``count`` drafts, whose last sampled token has this position.  Returns the positions
@@ -271,7 +266,7 @@ def load_dflash(model: Model, gguf: GGUF) -> DFlash:
     # The model computes the angles of all layers; factors of frequencies are in the file of the network.
     model.further.append(loader)
     c = config.network
-    product = loader.linear("fc", c.n_embd, len(config.taps) * c.n_embd)
+    product = loader.linear("fc", c.n_embd, len(model.config.taps) * c.n_embd)
     model.fusion = NormedFusion(product, loader.vector("enc.output_norm.weight", c.n_embd), c.norm_eps)
     network = DFlash(model, loader, config)
     loader.check_complete()

@@ -22,7 +22,6 @@ class DFlashConfig:
     """The configuration of a network.
 
     network: its layers and numbers.
-    taps: the layers of the target before which it reads the residual stream.
     block: the most tokens that it drafts in one pass.
     mask: the mask token.
     shift: 1 if a row predicts the token in its own place, 0 if it predicts the next one.
@@ -30,7 +29,6 @@ class DFlashConfig:
     """
 
     network: ModelConfig
-    taps: tuple[int, ...]
     block: int
     mask: int
     shift: int
@@ -89,7 +87,6 @@ def read_dflash(network: GGUF, n_vocab: int) -> DFlashConfig:
             logit_scale=m.number("logit_scale", 0.0) or 1.0,
             final_softcap=m.number("final_logit_softcapping", 0.0),
         ),
-        tuple(int(il) for il in network.require(m.key("target_layers"), "int[]")),
         min(size if first else size - 1, MOST_DRAFTS),
         network.require(MASK, "int", 0, n_vocab - 1),
         0 if first else 1,
@@ -107,7 +104,5 @@ def with_dflash(config: ModelConfig, gguf: GGUF, network: GGUF) -> ModelConfig:
         raise ModelError(f"{wanted} with a single residual stream, and {gguf.path} has {config.streams.count}.")
     if own.network.n_embd != config.n_embd:
         raise ModelError(f"{wanted} with embeddings of {own.network.n_embd}, and {gguf.path} has {config.n_embd}.")
-    taps = own.taps
-    if not taps or not 0 <= min(taps) <= max(taps) <= config.n_layer or len(set(taps)) < len(taps):
-        raise ModelError(f"{wanted} with the layers {list(taps)}, and {gguf.path} has {config.n_layer} layers.")
+    taps = Metadata(network, DFLASH).taps(config.n_layer, str(gguf.path))
     return replace(config, mtp=own.network.layers, mtp_apart=True, mtp_problem="", taps=taps, block=own.block)

@@ -1,5 +1,6 @@
 """The interface of a network that drafts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -90,3 +91,33 @@ class Drafter(Protocol):
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
+
+
+class ChainDrafter(ABC):
+    """A drafter whose passes make one draft after another."""
+
+    block = None
+
+    @property
+    @abstractmethod
+    def passes(self) -> SequenceOf[Forward[Array]]:
+        """The operations of draft passes (:attr:`Drafter.passes`)."""
+
+    @property
+    def listed(self) -> SequenceOf[tuple[Forward[Array], int]]:
+        """Passes that together use every kernel, each with the maximum number of its rows for one sequence."""
+        return [(each, 1) for each in self.passes]
+
+
+def row_after(
+    ops: Ops, forward: Forward[Array], token: int, position: int, slot: int, inputs: Batch[Array] | None
+) -> np.ndarray:
+    """The result of a pass over a single token, float32 [n].
+
+    position, slot: those of the token.
+    inputs: memory for the inputs of the pass (``Operations.inputs``).
+    """
+    tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, slot))
+    result = ops.run(forward, Batch(tokens, positions, slots), 1, inputs)
+    assert result is not None
+    return result[0]

@@ -52,9 +52,7 @@ def with_eagle3(config: ModelConfig, gguf: GGUF, network: GGUF) -> ModelConfig:
     width = m.integer("target_hidden_size")
     if width != config.n_embd:
         raise ModelError(f"{wanted} with embeddings of {width}, and {gguf.path} has {config.n_embd}.")
-    taps = tuple(int(il) for il in network.require(m.key("target_layers"), "int[]"))
-    if not taps or not 0 <= min(taps) <= max(taps) <= config.n_layer or len(set(taps)) < len(taps):
-        raise ModelError(f"{wanted} with the layers {list(taps)}, and {gguf.path} has {config.n_layer} layers.")
+    taps = m.taps(config.n_layer, str(gguf.path))
     if "token_embd.weight" not in network.tensors and own.n_embd != config.n_embd:
         raise ModelError(f"{network.path} has no token_embd.weight, and its width is not that of {gguf.path}.")
     return replace(config, mtp=own.layers, mtp_apart=True, mtp_problem="", taps=taps, n_embd_draft=own.n_embd)

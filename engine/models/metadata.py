@@ -343,6 +343,21 @@ class Metadata:
             self.unsupported(f"{self.key(name)} differs from layer to layer, which is not supported.")
         return widths.pop()
 
+    def taps(self, n_layer: int, target: str) -> tuple[int, ...]:
+        """The layers of another model before which a network reads the residual stream; ``n_layer``: its output.
+
+        n_layer: the number of layers of that model.
+        target: the path of its file, for the error.
+
+        Raises ModelError if the model has no such layers.
+        """
+        taps = tuple(int(il) for il in self.gguf.require(self.key("target_layers"), "int[]"))
+        if not taps or not 0 <= min(taps) <= max(taps) <= n_layer or len(set(taps)) < len(taps):
+            raise ModelError(
+                f"{self.gguf.path} drafts for models with the layers {list(taps)}, and {target} has {n_layer} layers."
+            )
+        return taps
+
     # --- the model ---------------------------------------------------------------------------------------------
 
     @property

@@ -36,12 +36,11 @@ from engine.cache.sequence import Sequence
 from engine.gguf.file import GGUF, GGUFTensor
 from engine.models.base import Model
 from engine.models.config import DFLASH, EAGLE3
-from engine.models.drafter import pass_of
+from engine.models.drafter import ChainDrafter, pass_of, row_after
 from engine.models.layer import Layer, load_layer
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, hidden_width
 from engine.models.weights import bytes_read
-from engine.ops.executor import Forward
 from engine.ops.operations import Ops
 
 LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
@@ -121,7 +120,7 @@ class DraftPass:
         return mtp.layers[self.number].finish(model, y, mtp.hidden, batch)
 
 
-class MTP:
+class MTP(ChainDrafter):
     """The layers that draft for ``model``, in the order of the chain."""
 
     def __init__(self, model: Model, layers: SequenceOf[DraftingLayer]) -> None:
@@ -159,16 +158,6 @@ class MTP:
         for layer in self.layers:
             layer.remember(self.model, self.hidden, batch)
 
-    @property
-    def block(self) -> None:
-        """None: drafts are made one by one."""
-        return None
-
-    @property
-    def listed(self) -> SequenceOf[tuple[Forward[Array], int]]:
-        """Passes that together use every kernel, each with the maximum number of its rows for one sequence."""
-        return [(each, 1) for each in self.passes]
-
     def forward(self, token: int, position: int, sequence: Sequence, number: int = 0, count: int = 1) -> np.ndarray:
         """Run the pass of draft ``number`` of a step with ``count`` drafts.  Returns the logits, float32 [n_vocab], of the
         token that follows ``token`` at ``position``."""
@@ -177,11 +166,7 @@ class MTP:
         sequence.reserve(position + 1)
         sequence.overwrite(position + 1)
         model.cache.publish()
-        tokens, positions, slots = (np.array([value], np.int32) for value in (token, position, sequence.slot))
-        batch = Batch(tokens, positions, slots)
-        logits = model.ops.run(pass_of(self.passes, number), batch, 1, self.inputs)
-        assert logits is not None
-        return logits[0]
+        return row_after(model.ops, pass_of(self.passes, number), token, position, sequence.slot, self.inputs)
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length), which the layers share with the trunk."""

@@ -143,6 +143,16 @@ class DraftModel(Source):
         return self.llm.model.sequences[slot]
 
 
+Judge = Callable[[list[int], np.ndarray, int], float]
+"""The probability that the target keeps a draft, from the text before it, the logits that it was drawn from, float32
+[n_vocab], and the draft."""
+
+
+def by_logits(history: list[int], logits: np.ndarray, token: int) -> float:
+    """The probability of a draft by the logits that it was drawn from (:func:`confidence`)."""
+    return confidence(logits, token)
+
+
 def drafted(
     logits_after: Callable[[list[int]], np.ndarray],
     known: Sequence[int],
@@ -151,18 +161,17 @@ def drafted(
     p_min: float,
     with_distributions: bool,
     script: np.ndarray | None,
-    judge: "Judge | None" = None,
+    judge: Judge = by_logits,
 ) -> Proposal:
     """Up to ``count`` tokens after ``known``, one by one.  There are fewer if none can be chosen, which is no error before
     the target cannot choose one either.
 
     logits_after: the logits of the token after a text, float32 [n_vocab].
-    judge: the probability of a draft that is compared with ``p_min``; None: :func:`by_logits`.
+    judge: the probability of a draft that is compared with ``p_min``.
     script: int32 [n_ctx] or None: the token proposed for a position instead of a sampled one, unless negative.
 
     The other arguments are those of :meth:`DraftModel.propose`.
     """
-    judge = by_logits if judge is None else judge
     history = list(known)
     drafts: list[int] = []
     distributions: list[Distribution] = []
@@ -182,16 +191,6 @@ def drafted(
             distributions.append(distribution(sampler, logits, history))
         history.append(token)
     return Proposal(drafts, distributions if with_distributions else None)
-
-
-Judge = Callable[[list[int], np.ndarray, int], float]
-"""The probability that the target keeps a draft, from the text before it, the logits that it was drawn from, float32
-[n_vocab], and the draft."""
-
-
-def by_logits(history: list[int], logits: np.ndarray, token: int) -> float:
-    """The probability of a draft by the logits that it was drawn from (:func:`confidence`)."""
-    return confidence(logits, token)
 
 
 def confidence(logits: np.ndarray, token: int) -> float:

@@ -57,14 +57,16 @@ class Speculation:
         self.adapts = params.accept == "exact" or sampler.params.greedy
         # The text must not depend on earlier answers where it depends on the number of drafts.
         self._history = history if params.lookup and self.adapts else None
-        costs = {"lookup": 0.0, "history": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
+        shares = {"lookup": 0.0, "history": 0.0} | (
+            {draft.name: draft.cost / target_bytes} if draft is not None else {}
+        )
         self._controllers = {}
-        for kind, cost in costs.items():
+        for kind, share in shares.items():
             most = params.most(kind)
             if draft is not None and kind == draft.name:
                 most = min(most, draft.most)
-            nominal = Costs(self._plain) if self.adapts else NominalCosts(cost)
-            self._controllers[kind] = Controller(most, min(params.draft_min, most), nominal)
+            costs = Costs(self._plain) if self.adapts else NominalCosts(share)
+            self._controllers[kind] = Controller(most, min(params.draft_min, most), costs)
 
     def choose(self, known: Sequence[int], room: int) -> Proposal:
         """What to verify after ``known``, with at most ``room`` drafts.
