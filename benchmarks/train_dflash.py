@@ -17,9 +17,7 @@ place in the block.
 """
 
 import argparse
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -29,7 +27,7 @@ from torch import nn  # type: ignore[import-not-found]
 from torch.nn import functional  # type: ignore[import-not-found]
 
 import engine
-from benchmarks.training import BASE, EPS, Target, finish, keys, rms, texts
+from benchmarks.training import BASE, EPS, Target, cross_entropy, finish, fit, keys, parser, read_texts, rms
 
 MASK = 1
 """The mask token: one that no text of the training contains."""
@@ -209,76 +207,35 @@ def agreement(net: Network, target: Target, args: argparse.Namespace, ids: Seque
     return sum(a == b for a, b in zip(found, own, strict=True)) / len(own)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.train_dflash", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--code", type=Path, nargs="+", required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--sequences", type=int, default=3000, help="of the trained context, for training")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--anchors", type=int, default=64, help="blocks of a sequence in a step")
-    parser.add_argument("--size", type=int, default=6, help="drafts of a block")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--taps", type=int, nargs="+", default=[2, 4, 6])
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--n-ff", type=int, default=448)
-    parser.add_argument("--n-head", type=int, default=4)
-    parser.add_argument("--n-head-kv", type=int, default=2)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--rank", type=int, default=32, help="of the Markov head")
-    parser.add_argument("--quant", default="Q5_0")
-    return parser.parse_args()
-
-
 def main() -> None:
     """The command line."""
-    args = arguments()
+    flags = parser("train_dflash", __doc__ or "")
+    flags.add_argument("--anchors", type=int, default=64, help="blocks of a sequence in a step")
+    flags.add_argument("--size", type=int, default=6, help="drafts of a block")
+    flags.add_argument("--layers", type=int, default=2)
+    flags.add_argument("--rank", type=int, default=32, help="of the Markov head")
+    flags.set_defaults(n_ff=448)
+    args = flags.parse_args()
     torch.manual_seed(1)
     target = Target(args.model, args.device, args.taps)
-    train, held = texts(args.code, target.tokenizer, target.n_ctx, args.sequences)
-    began = time.perf_counter()
-    half = torch.bfloat16 if args.device.startswith("cuda") else torch.float32
-    states = torch.stack([torch.from_numpy(target.states(ids)).to(args.device, half) for ids in train])
-    tokens = torch.tensor(train, device=args.device)
-    took = time.perf_counter() - began
-    print(f"{tokens.numel()} tokens, {len(held)} held-out sequences, states in {took:.0f} s", flush=True)
+    data = read_texts(target, args)
     net = Network(target, args).to(args.device)
-    optimizer = torch.optim.AdamW(net.parameters(), args.rate, betas=(0.9, 0.95), weight_decay=0.01)
     weight = 0.8 ** torch.arange(args.size, device=args.device)
-    began, n, done = time.perf_counter(), 0, 0.0
-    while done < 1:
-        done = min(1.0, (time.perf_counter() - began) / (60 * args.minutes))
-        for group in optimizer.param_groups:
-            group["lr"] = args.rate * min(1.0, (n + 1) / 100) * (0.5 + 0.5 * np.cos(np.pi * done)) + 1e-6
-        chosen = torch.randint(len(train), (args.batch,), device=args.device)
+
+    def loss_of(states: Any, tokens: Any) -> tuple[Any, str]:
         anchors = torch.randint(1, target.n_ctx - args.size, (args.batch, args.anchors), device=args.device)
-        with torch.autocast(args.device.partition(":")[0], torch.bfloat16, enabled=half == torch.bfloat16):
-            logits, confidence, wanted = compared(net, states[chosen].to(half), tokens[chosen], anchors, args.size)
-            soft = torch.softmax(wanted.float(), -1).detach()
-            each = -(soft * torch.log_softmax(logits.float(), -1)).sum(-1)
-            right = (logits.argmax(-1) == wanted.argmax(-1)).float()
-            judged = functional.binary_cross_entropy_with_logits(confidence.float(), right)
-            loss: Any = (each * weight).mean() + 0.1 * judged
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        n += 1
-        if n % 100 == 0 or done == 1:
-            share = " ".join(f"{x:.2f}" for x in right.mean((0, 1)).tolist())
-            print(
-                f"step {n}, {time.perf_counter() - began:.0f} s, loss {float(loss.detach()):.3f}, right {share}",
-                flush=True,
-            )
-    net = net.float()
+        logits, confidence, wanted = compared(net, states, tokens, anchors, args.size)
+        right = (logits.argmax(-1) == wanted.argmax(-1)).float()
+        judged = functional.binary_cross_entropy_with_logits(confidence.float(), right)
+        share = " ".join(f"{x:.2f}" for x in right.mean((0, 1)).tolist())
+        return (cross_entropy(logits, wanted) * weight).mean() + 0.1 * judged, f", right {share}"
+
+    net = fit(net, data, args, loss_of)
     write(net, target, args)
     print(f"{args.output}: {args.output.stat().st_size / 1e6:.2f} MB")
-    print("right, by place:", " ".join(f"{rate:.3f}" for rate in rates(net, target, held[:32], args.size, args.device)))
-    print(f"drafts of the file as by PyTorch: {agreement(net, target, args, held[0][:400]):.3f}")
+    found = rates(net, target, data.held[:32], args.size, args.device)
+    print("right, by place:", " ".join(f"{rate:.3f}" for rate in found))
+    print(f"drafts of the file as by PyTorch: {agreement(net, target, args, data.held[0][:400]):.3f}")
 
 
 if __name__ == "__main__":

@@ -16,19 +16,16 @@ place in the chain.
 """
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import torch  # type: ignore[import-not-found]
 from torch import nn  # type: ignore[import-not-found]
 from torch.nn import functional  # type: ignore[import-not-found]
 
 import engine
-from benchmarks.training import BASE, EPS, Target, finish, keys, rms, texts
+from benchmarks.training import BASE, EPS, Target, cross_entropy, finish, fit, keys, parser, read_texts, rms
 
 
 class Network(nn.Module):  # type: ignore[misc]
@@ -177,70 +174,26 @@ def agreement(net: Network, target: Target, args: argparse.Namespace, ids: Seque
     return sum(a == b for a, b in zip(found, own, strict=True)) / len(own)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.train_eagle3", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--code", type=Path, nargs="+", required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--sequences", type=int, default=3000, help="of the trained context, for training")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=4, help="drafts of a chain in training")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--taps", type=int, nargs="+", default=[2, 4, 6])
-    parser.add_argument("--n-ff", type=int, default=1024)
-    parser.add_argument("--n-head", type=int, default=4)
-    parser.add_argument("--n-head-kv", type=int, default=2)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--quant", default="Q5_0")
-    return parser.parse_args()
-
-
 def main() -> None:
     """The command line."""
-    args = arguments()
+    flags = parser("train_eagle3", __doc__ or "")
+    flags.add_argument("--steps", type=int, default=4, help="drafts of a chain in training")
+    args = flags.parse_args()
     torch.manual_seed(1)
     target = Target(args.model, args.device, args.taps)
-    train, held = texts(args.code, target.tokenizer, target.n_ctx, args.sequences)
-    began = time.perf_counter()
-    half = torch.bfloat16 if args.device.startswith("cuda") else torch.float32
-    states = torch.stack([torch.from_numpy(target.states(ids)).to(args.device, half) for ids in train])
-    tokens = torch.tensor(train, device=args.device)
-    took = time.perf_counter() - began
-    print(f"{tokens.numel()} tokens, {len(held)} held-out sequences, states in {took:.0f} s", flush=True)
+    data = read_texts(target, args)
     net = Network(target, args).to(args.device)
-    optimizer = torch.optim.AdamW(net.parameters(), args.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    began, n, done = time.perf_counter(), 0, 0.0
-    while done < 1:
-        done = min(1.0, (time.perf_counter() - began) / (60 * args.minutes))
-        for group in optimizer.param_groups:
-            group["lr"] = args.rate * min(1.0, (n + 1) / 100) * (0.5 + 0.5 * np.cos(np.pi * done)) + 1e-6
-        chosen = torch.randint(len(train), (args.batch,), device=args.device)
-        loss: Any = 0.0
-        with torch.autocast(args.device.partition(":")[0], torch.bfloat16, enabled=half == torch.bfloat16):
-            for number, (logits, wanted) in enumerate(
-                unrolled(net, states[chosen].to(half), tokens[chosen], args.steps)
-            ):
-                soft = torch.softmax(wanted.float(), -1).detach()
-                each = -(soft * torch.log_softmax(logits.float(), -1)).sum(-1).mean()
-                loss = loss + 0.8**number * each
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        n += 1
-        if n % 100 == 0 or done == 1:
-            print(f"step {n}, {time.perf_counter() - began:.0f} s, loss {float(loss.detach()):.3f}", flush=True)
-    net = net.float()
+
+    def loss_of(states: Any, tokens: Any) -> tuple[Any, str]:
+        steps = unrolled(net, states, tokens, args.steps)
+        return sum(0.8**number * cross_entropy(*step).mean() for number, step in enumerate(steps)), ""
+
+    net = fit(net, data, args, loss_of)
     write(net, target, args)
     print(f"{args.output}: {args.output.stat().st_size / 1e6:.2f} MB")
-    print(
-        "right, by place:", " ".join(f"{rate:.3f}" for rate in rates(net, target, held[:32], args.steps, args.device))
-    )
-    print(f"drafts of the file as by PyTorch: {agreement(net, target, args, held[0][:400]):.3f}")
+    found = rates(net, target, data.held[:32], args.steps, args.device)
+    print("right, by place:", " ".join(f"{rate:.3f}" for rate in found))
+    print(f"drafts of the file as by PyTorch: {agreement(net, target, args, data.held[0][:400]):.3f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """What the training of networks that draft has in common: the target on this engine, and texts (needs PyTorch)."""
 
+import argparse
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,79 @@ def keys(writer: gguf.GGUFWriter, numbers: Mapping[str, int | float | list[int]]
     for key, value in numbers.items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         kinds.get(type(value), writer.add_array)(f"{writer.arch}.{key}", value)
+
+
+def parser(name: str, about: str) -> argparse.ArgumentParser:
+    """The flags that all trainings have.  name: that of the module; about: its docstring."""
+    found = argparse.ArgumentParser(f"python -m benchmarks.{name}", description=about.partition("\n")[0])
+    found.add_argument("model", type=Path)
+    found.add_argument("-o", "--output", type=Path, required=True)
+    found.add_argument("--code", type=Path, nargs="+", required=True)
+    found.add_argument("--device", default="cuda")
+    found.add_argument("--minutes", type=float, default=4.0)
+    found.add_argument("--sequences", type=int, default=3000, help="of the trained context, for training")
+    found.add_argument("--batch", type=int, default=16)
+    found.add_argument("--rate", type=float, default=1e-3)
+    found.add_argument("--taps", type=int, nargs="+", default=[2, 4, 6])
+    found.add_argument("--n-ff", type=int, default=1024)
+    found.add_argument("--n-head", type=int, default=4)
+    found.add_argument("--n-head-kv", type=int, default=2)
+    found.add_argument("--head-dim", type=int, default=128)
+    found.add_argument("--quant", default="Q5_0")
+    return found
+
+
+@dataclass
+class Data:
+    """Texts and what the target computes of them.
+
+    tokens: [sequences, n_ctx].
+    states: [sequences, n_ctx, taps + 1, n_embd], the last of which is the output.
+    held: texts that are held out.
+    """
+
+    tokens: Any
+    states: Any
+    held: list[list[int]]
+
+
+def read_texts(target: Target, args: argparse.Namespace) -> Data:
+    """The texts of ``args.code``, read by the target."""
+    train, held = texts(args.code, target.tokenizer, target.n_ctx, args.sequences)
+    began, kind = time.perf_counter(), torch.bfloat16 if args.device.startswith("cuda") else torch.float32
+    states = torch.stack([torch.from_numpy(target.states(ids)).to(args.device, kind) for ids in train])
+    tokens, took = torch.tensor(train, device=args.device), time.perf_counter() - began
+    print(f"{tokens.numel()} tokens, {len(held)} held-out sequences, states in {took:.0f} s", flush=True)
+    return Data(tokens, states, held)
+
+
+def fit(net: Any, data: Data, args: argparse.Namespace, loss_of: Callable[[Any, Any], tuple[Any, str]]) -> Any:
+    """Train a network for ``args.minutes``, and return it in float32.
+
+    loss_of: the loss for states and tokens of some sequences, and what is printed beside it.
+    """
+    optimizer = torch.optim.AdamW(net.parameters(), args.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    half = data.states.dtype == torch.bfloat16
+    began, n, done = time.perf_counter(), 0, 0.0
+    while done < 1:
+        done = min(1.0, (time.perf_counter() - began) / (60 * args.minutes))
+        for group in optimizer.param_groups:
+            group["lr"] = args.rate * min(1.0, (n + 1) / 100) * (0.5 + 0.5 * np.cos(np.pi * done)) + 1e-6
+        chosen = torch.randint(len(data.tokens), (args.batch,), device=args.device)
+        with torch.autocast(args.device.partition(":")[0], torch.bfloat16, enabled=half):
+            loss, beside = loss_of(data.states[chosen], data.tokens[chosen])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        n += 1
+        if n % 100 == 0 or done == 1:
+            took = time.perf_counter() - began
+            print(f"step {n}, {took:.0f} s, loss {float(loss.detach()):.3f}{beside}", flush=True)
+    return net.float()
+
+
+def cross_entropy(logits: Any, wanted: Any) -> Any:
+    """The cross-entropy with the distribution of the target's logits ``wanted``: [...] of logits [..., n_vocab]."""
+    soft = torch.softmax(wanted.float(), -1).detach()
+    return -(soft * torch.log_softmax(logits.float(), -1)).sum(-1)
