@@ -15,11 +15,9 @@ from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.dflash import Network, agreeing, block
 from tests.eagle3 import Target
-from tests.families import write_quantized
-from tests.oracle.models import CASES
+from tests.networks import check_answers_together, check_drafts_of_target, target_of_kind, without_times
 from tests.tiers import few
 
-PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(draft_max=5, draft_min=5)
 
 
@@ -74,21 +72,8 @@ def test_drafts_are_those_of_the_definition(name: str, target: Target, tmp_path:
 
 def test_answers_together(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight answers at a time, with drafts that are often right: the texts of each alone, without drafts."""
-    monkeypatch.setattr(
-        "engine.speculative.controller.SEEN", 1 << 30
-    )  # times, which a busy machine has, decide nothing
-    paths = agreeing(target.path, tmp_path)
-    llm: Any = engine.load(paths[0], draft_model=paths[1], n_ctx=128, parallel=8, device="cpu", n_threads=2)
-    assert llm.draft.name == "dflash"
-    rng = np.random.default_rng(3)
-    common = rng.integers(0, llm.config.n_vocab, 70).tolist()
-    prompts = [[*common[: 10 * i], *rng.integers(0, llm.config.n_vocab, 1 + i).tolist()] for i in range(8)]
-    given: dict[str, Any] = {"max_tokens": 30, "temperature": 0.8, "seed": 2, "ignore_eos": True}
-    expected = [llm.complete(prompt, speculation=PLAIN, **given).ids for prompt in prompts]
-    answers = llm.complete(prompts, speculation=DRAFTED, **given)
-    assert [answer.ids for answer in answers] == expected
-    assert sum(answer.speculation.accepted for answer in answers) > 20
-    assert llm.complete(prompts[0][:1], speculation=DRAFTED, **given).ids == llm.complete(prompts[0][:1], **given).ids
+    without_times(monkeypatch)
+    check_answers_together(agreeing(target.path, tmp_path), "dflash", DRAFTED)
 
 
 def test_confidence_ends_a_block(target: Target, tmp_path: Path) -> None:
@@ -151,45 +136,6 @@ KINDS = ("llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma4
 def test_every_kind_of_target(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text without drafts; drafts after another text has been read, in part or as a whole, and those of a saved state,
     are those of a model that has read nothing else."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
-    monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
-    path = write_quantized(CASES[kind], tmp_path / "target.gguf")
-    config = engine.load(path, device="cpu", n_ctx=32).config
+    path, config = target_of_kind(kind, tmp_path, monkeypatch)
     net = Network(config.n_vocab, config.n_embd, 2, 1, 32, 96, (0, 2, config.n_layer), windows=(40, 0), rank=32)
-    given: dict[str, Any] = {
-        "draft_model": net.write(tmp_path / "net.gguf"),
-        "n_ctx": 128,
-        "n_threads": 1,
-        "device": "cpu",
-    }
-    llm, fresh = (engine.load(path, **given) for _ in range(2))
-    draft: Any = llm.draft
-    rng = np.random.default_rng(4)
-    first = rng.integers(0, config.n_vocab, 70).tolist()
-    more: dict[str, Any] = {"max_tokens": 10, "temperature": 0.8, "seed": 4, "ignore_eos": True}
-    for prompt in (first, first[:66], [*first[:40], 5, 6], [*first, 3], first[:1], [first[0], 9], first):
-        expected = fresh.complete(prompt, speculation=PLAIN, **more).ids
-        for script in (None, 0, 1):
-            draft.script = None if script is None else np.full(128, -1, np.int32)
-            if script is not None:
-                wanted = [(token + script) % config.n_vocab for token in expected]
-                draft.script[len(prompt) : len(prompt) + 10] = wanted
-            found = llm.complete(prompt, speculation=DRAFTED, **more)
-            assert found.ids == expected and found.speculation is not None
-            assert script is None or (found.speculation.accepted > 4) == (script == 0)
-        fresh.reset()
-        chains = []
-        for each in (llm, fresh):
-            drafter: Any = each.model.drafter
-            each.read(prompt)
-            n = len(prompt)
-            chains.append([drafter.forward(7 + i, n + i, each.model.sequence, i, 3).tobytes() for i in range(3)])
-        assert chains[0] == chains[1]
-    draft.script = None
-    llm.read(first)
-    llm.save_state(tmp_path / "state")
-    fresh.reset()
-    fresh.load_state(tmp_path / "state")
-    again = [each.complete([*first, 8], speculation=DRAFTED, **more) for each in (llm, fresh)]
-    assert again[0].ids == again[1].ids
-    assert again[0].speculation.drafted_at == again[1].speculation.drafted_at
+    check_drafts_of_target(path, net.write(tmp_path / "net.gguf"), tmp_path, DRAFTED)

@@ -29,6 +29,7 @@ import transformers
 from gguf import GGUFReader, quants
 
 import engine
+from engine.gguf.file import GGUF
 from engine.models.registry import ARCHITECTURES
 from tests.copies import write_table
 from tests.families import Tensors, rewritten
@@ -94,6 +95,18 @@ def reference(
 def difference(logits: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference, in standard deviations."""
     return float(np.abs(logits - expected).max() / expected.std())
+
+
+def check_same(found: GGUF, own: GGUF, prefixes: tuple[str, ...]) -> None:
+    """Assert that a converted file has the tensors of our own, and its keys that begin with ``prefixes``."""
+    assert set(found.tensors) == set(own.tensors), set(found.tensors) ^ set(own.tensors)
+    for name, tensor in own.tensors.items():
+        other = found.tensors[name]
+        assert (other.type, other.shape) == (tensor.type, tensor.shape), name
+        assert np.array_equal(other.data, tensor.data), name
+    for key, value in own.metadata.items():
+        if key.startswith(prefixes):
+            assert np.array_equal(found.metadata[key], value), key
 
 
 def run_converter(llama_cpp: Path, calls: Sequence[Sequence[str]], log: Path) -> list[str]:

@@ -21,7 +21,7 @@ import engine
 from engine.gguf.file import read_gguf
 from tests.dflash import Network
 from tests.oracle import folders
-from tests.oracle.convert import run_converter
+from tests.oracle.convert import check_same, run_converter
 from tests.oracle.models import CASES
 from tests.oracle.shared import N_VOCAB
 
@@ -146,14 +146,7 @@ def check(kind: str, net: Network, more: dict[str, Any], folder: Path) -> None:
     if any(ends := run_converter(Path(sys.argv[1]), [[str(folder / kind), *options]], log)):
         raise SystemExit(f"converter: {ends}\n{log.read_text(encoding='utf-8')[-2000:]}")
     found, own = read_gguf(file), read_gguf(net.write(folder / "own.gguf"))
-    assert set(found.tensors) == set(own.tensors), set(found.tensors) ^ set(own.tensors)
-    for name, tensor in own.tensors.items():
-        other = found.tensors[name]
-        assert (other.type, other.shape) == (tensor.type, tensor.shape), name
-        assert np.array_equal(other.data, tensor.data), name
-    for key, value in own.metadata.items():
-        if key.startswith("dflash.") or key == "tokenizer.ggml.mask_token_id":
-            assert np.array_equal(found.metadata[key], value), key
+    check_same(found, own, ("dflash.", "tokenizer.ggml.mask_token_id"))
     with engine.load(folder / "target.gguf", draft_model=file, device="cpu", n_ctx=64) as llm:
         assert llm.complete([1, 2, 3], max_tokens=8, ignore_eos=True).speculation is not None
     print(f"{kind}: {len(own.tensors)} tensors and all keys are equal, and it drafts")

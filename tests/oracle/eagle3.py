@@ -20,7 +20,7 @@ import engine
 from engine.gguf.file import read_gguf
 from tests.eagle3 import Network
 from tests.oracle import folders
-from tests.oracle.convert import run_converter
+from tests.oracle.convert import check_same, run_converter
 from tests.oracle.models import CASES
 from tests.oracle.shared import N_VOCAB
 
@@ -108,14 +108,7 @@ def main() -> None:
         if any(ends := run_converter(Path(sys.argv[1]), calls, folder / "log.txt")):
             raise SystemExit(f"converter: {ends}\n{(folder / 'log.txt').read_text(encoding='utf-8')[-2000:]}")
         found, own = read_gguf(files[1]), read_gguf(net.write(folder / "own.gguf"))
-        assert set(found.tensors) == set(own.tensors)
-        for name, tensor in own.tensors.items():
-            other = found.tensors[name]
-            assert (other.type, other.shape) == (tensor.type, tensor.shape), name
-            assert np.array_equal(other.data, tensor.data), name
-        for key, value in own.metadata.items():
-            if key.startswith("eagle3."):
-                assert np.array_equal(found.metadata[key], value), key
+        check_same(found, own, ("eagle3.",))
         with engine.load(files[0], draft_model=files[1], device="cpu", n_ctx=64) as llm:
             assert llm.complete([1, 2, 3], max_tokens=8, ignore_eos=True).speculation is not None
     print(f"{len(own.tensors)} tensors and all keys are equal")
