@@ -79,6 +79,22 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
+class Thinned(Generic[A_co]):
+    """What the rows of a pass need if sequences may be thinned (``engine/cache/thinning.py``).
+
+    dropped: the number of positions that each sequence has dropped, int32 [slots].
+    places: the position of each row minus the number of positions that its sequence has dropped, int32 [rows].
+    masses: int32 [slots * 64, chunks], to which the attention of layers without a window adds the masses of the chunks that
+        a row sees, if the pass is observed; the row at position p of the sequence in slot s adds to row 64 s + p % 64.  None
+        if it is not.
+    """
+
+    dropped: A_co
+    places: A_co
+    masses: A_co | None = None
+
+
+@dataclass(frozen=True)
 class Batch(Generic[A_co]):
     """The rows that a forward pass reads.
 
@@ -90,6 +106,9 @@ class Batch(Generic[A_co]):
     per_layer: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], once ``Model.begin`` has
         computed them; None for models without per-layer embeddings.
     role: what the pass is for.
+    observed: whether the masses of chunks are computed.  All rows belong to one sequence, and are at most as many as a decode
+        batch has.
+    thinned: what attention needs if sequences may be thinned, once ``Model.placed`` has computed it; None if they may not.
     """
 
     tokens: A_co
@@ -98,6 +117,8 @@ class Batch(Generic[A_co]):
     mixed: bool = False
     per_layer: A_co | None = None
     role: Role = Role.DECODE
+    observed: bool = False
+    thinned: Thinned[A_co] | None = None
 
     @property
     def rows(self) -> int:

@@ -194,7 +194,7 @@ class GeneratingModel(CachedModel):
         """
         with self.lock:
             self.check_open()
-            ids, wanted = list(self.sequence.tokens), state.identity(self.model.gguf, self.config, self.cache)
+            ids, wanted = list(self.slots.current.text), state.identity(self.model.gguf, self.config, self.cache)
         state.write(path, ids, wanted, self.n_ctx)
 
     def load_state(

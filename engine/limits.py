@@ -23,3 +23,7 @@ MOST_LOGITS = 128
 
 ALL_LAYERS = 1 << 16
 """More layers than a model has."""
+
+LEAST_KV_BUDGET = 256
+"""The smallest number of positions of a prompt that a budget of keys and values may leave: the first chunk, the one or two of
+the last tokens, and one more."""

@@ -19,7 +19,7 @@ from engine.errors import ContextError, DeviceError, DeviceMemoryError, ModelErr
 from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
-from engine.limits import ALL_LAYERS, MOST_DRAFTS, MOST_PARALLEL
+from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET, MOST_DRAFTS, MOST_PARALLEL
 from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
@@ -74,6 +74,7 @@ def load(
     cache_type: str = "f16",
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
+    kv_budget: int = 0,
     ds4_rounding: bool = False,
     check_tensors: bool = False,
     draft_model: str | os.PathLike[str] | None = None,
@@ -110,6 +111,12 @@ def load(
         Element type of the key-value cache: "f32", "f16", "q8_0", "q4_0", "i12" or "i8".
     cache_type_k, cache_type_v : str, optional
         Element types of keys and of values; by default ``cache_type``.
+    kv_budget : int
+        The most positions of a prompt that layers without a window keep while an answer is generated, at least 256; 0: all.
+        Of a longer prompt, they keep whole chunks of 64 positions: the first one, the last ones, and those that the last 64
+        tokens attend to most (SnapKV). Answers are faster and need less memory, and what was dropped cannot be recalled. The
+        answer is a function of the text, as without a budget. A later prompt with the same beginning reads again what has
+        not been kept elsewhere.
     ds4_rounding : bool
         Of a deepseek4 model with the cache type "f32": round what it stores as ds4 and the official implementation do,
         latents to 8 bits and the indexer's keys and queries to 4. Other logits, but no less memory.
@@ -178,7 +185,7 @@ def load(
     queue
     """
     numbers = {"n_ctx": n_ctx, "n_threads": n_threads, "batch_size": batch_size}
-    numbers |= {"parallel": parallel, "draft_max": draft_max, "n_cpu_moe": n_cpu_moe}
+    numbers |= {"parallel": parallel, "draft_max": draft_max, "n_cpu_moe": n_cpu_moe, "kv_budget": kv_budget}
     optional = {"snapshot_bytes": snapshot_bytes, "n_gpu_layers": n_gpu_layers}
     for name, value in (numbers | {name: given for name, given in optional.items() if given is not None}).items():
         whole(name, value)
@@ -196,6 +203,9 @@ def load(
         raise UsageError("device_draft says where a draft model runs; give one with draft_model=...")
     if not 0 <= draft_max <= MOST_DRAFTS:
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {described(draft_max)}.")
+    if kv_budget and kv_budget < LEAST_KV_BUDGET:
+        least = f"at least {LEAST_KV_BUDGET} positions, or 0 for all"
+        raise UsageError(f"kv_budget must be {least}, not {described(kv_budget)}.")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {described(snapshot_bytes)}.")
     if min(n_gpu_layers or 0, n_cpu_moe) < 0:
@@ -228,7 +238,7 @@ def load(
     if layer is not None:
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
-    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads
+    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads, kv_budget
     options = _Options(types, batch_size > 0, mtp and drafter is None, *rest)
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
@@ -246,6 +256,7 @@ def load(
                 options,
                 snapshot_bytes=0,
                 ds4_rounding=False,
+                kv_budget=0,
                 drafted=False,
                 layer=None,
                 division=Division(n_gpu_layers=ALL_LAYERS),
@@ -311,6 +322,8 @@ class _Options:
     division: Division = Division()
     #: CPU threads.
     n_threads: int = 0
+    #: The number of positions of a prompt that layers without a window keep; 0: all.
+    kv_budget: int = 0
     #: Bytes of the GPU's memory that a placement leaves free, because a larger part of the model did not fit after all.
     spare: int = 0
 
@@ -325,6 +338,8 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     elif not options.mtp:
         config = without_mtp(config)
     check_types(config, options.types, gguf)
+    if options.kv_budget:
+        _check_budget(config, gguf)
     if options.ds4_rounding:
         config = with_rounding(config, options.types, gguf)
     shortage: DeviceMemoryError | None = None
@@ -367,7 +382,8 @@ def _build(
     tensors[placement.last] += [] if layer is None else layer_tensors(layer)
     for device, own in tensors.items():
         device.loading([tensor.data for tensor in own], progress)
-    model = build(config, gguf, placement, n_ctx, options.types, rewind, parallel, capacity, rows)
+    sizes = n_ctx, options.types, rewind, parallel, capacity, rows, options.kv_budget
+    model = build(config, gguf, placement, *sizes)
     if layer is not None:
         model.drafter = load_layer_that_drafts(model, layer)
     tokenizer = Tokenizer.from_gguf(gguf)  # while threads read weights
@@ -455,6 +471,15 @@ def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
     for spec in cache_specs(config, 1):
         if problem := spec.refusal(types, config.architecture):
             raise ModelError(f"{gguf.path}: {problem}.")
+
+
+def _check_budget(config: ModelConfig, gguf: GGUF) -> None:
+    """Raise ModelError if a layer cannot keep only a part of a prompt."""
+    if not all(spec.can_be_thinned for spec in cache_specs(config, 1)):
+        raise ModelError(
+            f"{gguf.path}: kv_budget is for keys and values, and {config.architecture} stores latents, which stay whole; "
+            "leave it out (kv_budget=0)."
+        )
 
 
 def _rewind(draft_max: int, ops: Ops, config: ModelConfig) -> int:

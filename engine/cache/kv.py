@@ -13,10 +13,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.arrays import A
+from engine.arrays import A, Batch
 from engine.cache.contents import stored
 from engine.cache.pages import PagedMemory, Paging, Store, Zeros
 from engine.cache.spec import CacheSpec, Download, LayerMemory, Ring
+from engine.cache.thinning import OBSERVED
 from engine.cache.types import BLOCK, CHUNK, CacheType, Types
 from engine.limits import DECODE_ROWS
 
@@ -64,6 +65,11 @@ class AttentionCacheSpec(CacheSpec):
         """
         return self.window == 0
 
+    @property
+    def can_be_thinned(self) -> bool:
+        """True: pages without a window can be dropped."""
+        return True
+
     def refusal(self, types: Types, architecture: str) -> str:
         """Why the cache cannot have these element types, as a sentence without a period; "" if it can.
 
@@ -104,6 +110,15 @@ class AttentionCache(LayerMemory[A]):
     n_head_kv: int
     d_k: int
     d_v: int
+
+    def places(self, batch: Batch[A]) -> A:
+        """Where the pages hold the rows of a pass, int32 [rows]: at their positions, or, in a layer without a window, at
+        their places if sequences may be thinned."""
+        return batch.positions if self.window > 0 or batch.thinned is None else batch.thinned.places
+
+    def masses(self, batch: Batch[A], window: int) -> A | None:
+        """Where the attention of the rows of a pass, which read back as far as ``window``, adds masses; None: nowhere."""
+        return None if window > 0 or self.window > 0 or batch.thinned is None else batch.thinned.masses
 
     @property
     def pages(self) -> int:
@@ -170,6 +185,7 @@ class KVCache(PagedMemory):
         n_sequences: int = 1,
         capacity: int = 0,
         places: Sequence[Place] = (),
+        budget: int = 0,
     ) -> None:
         """Allocate the caches of layers with the given specifications.
 
@@ -179,15 +195,16 @@ class KVCache(PagedMemory):
         others: rings that the model has for each sequence in addition to those of its layers.
         capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
         places: the device of each layer; by default that of ``zeros``.
+        budget: the number of positions of a prompt that layers without a window keep; 0: all.
         """
         self.specs = tuple(specs)
         self.types = types
         if places:
             zeros, store = places[0].zeros, places[0].store
-        super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity)
+        super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity, budget=budget)
         #: The memory of each device that holds layers.
         self.memories: dict[Place, PagedMemory] = {}
-        sizes = n_sequences, capacity, self.pools
+        sizes = n_sequences, capacity, self.pools, budget
         for place in places:
             if place not in self.memories:
                 own = self if not self.memories else PagedMemory(n_ctx, max_rows, place.zeros, place.store, *sizes)
@@ -206,6 +223,22 @@ class KVCache(PagedMemory):
         self.restorable = all(spec.restorable for spec in specs)
         #: The kinds of rings, in which new positions overwrite old ones.
         self.rings = frozenset([*others, *(ring for spec in specs for ring in spec.rings(max_rows))])
+
+    def thin(self, slot: int, positions: int) -> None:
+        """Tell all devices the number of positions that the sequence in a slot has dropped."""
+        for memory in self._all:
+            memory.write(memory.dropped, slot, np.array([positions], np.int32))
+
+    def clear_masses(self, slot: int, first: int, count: int) -> None:
+        """Set the masses of rows [first, first + count) of the sequence in a slot to 0."""
+        for memory in self._all:
+            for position in range(first, first + count):
+                row = slot * OBSERVED + position % OBSERVED
+                memory.write(memory.masses, row, np.zeros((1, memory.masses.shape[1]), np.int32))
+
+    @property
+    def _all(self) -> Sequence[PagedMemory]:
+        return list(self.memories.values()) or [self]
 
     def memory_bytes(self, place: Place) -> int:
         """The bytes that it has in the memory of a device."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from engine.cache.thinning import OBSERVED
 from engine.cache.types import CHUNK
 from engine.errors import ContextError
 from engine.limits import DECODE_ROWS, IN_FLIGHT
@@ -258,6 +259,7 @@ class PagedMemory:
         n_sequences: int = 1,
         capacity: int = 0,
         pools: dict[Paging, PagePool] | None = None,
+        budget: int = 0,
     ) -> None:
         """Create memory without any pools.
 
@@ -265,6 +267,7 @@ class PagedMemory:
         store: writes to the arrays that ``zeros`` returns; None: they are NumPy arrays.
         capacity: the number of positions that all sequences share in layers without a window; 0: ``n_ctx`` for each.
         pools: the pools of another device that holds other layers of the same sequences; None: new ones.
+        budget: the number of positions of a prompt that layers without a window keep; 0: all.
         """
         self.n_ctx = n_ctx
         self.max_rows = max_rows
@@ -276,6 +279,20 @@ class PagedMemory:
         #: All arrays that are divided into pages.
         self.paged: list[Paged] = []
         self._store = store
+        #: The number of positions of a prompt that layers without a window keep; 0: all.
+        self.budget = budget
+        #: The number of positions that each sequence has dropped, int32 [n_sequences], and the masses of the chunks that its
+        #: observed rows see, int32 [n_sequences * 64, chunks] (``engine/cache/thinning.py``); None if all positions stay.
+        #: The row at position p of the sequence in slot s has the masses 64 s + p % 64.
+        self.dropped: Any = zeros((n_sequences,), np.int32) if budget else None
+        self.masses: Any = zeros((n_sequences * OBSERVED, -(-n_ctx // CHUNK)), np.int32) if budget else None
+
+    def write(self, target: Any, first: int, rows: np.ndarray) -> None:
+        """Write rows to an array, from row ``first`` on."""
+        if self._store is None:
+            target[first : first + len(rows)] = rows
+        else:
+            self._store(target, first, rows)
 
     def pool(self, paging: Paging) -> PagePool:
         """The pool of a kind of layer, created on the first call."""

@@ -67,6 +67,8 @@ class Sequence:
         self._pages: dict[Paging, dict[int, int]] = {paging: {} for paging in cache.pools}
         # The keys of the full chunks whose pages are settled.
         self._keys: list[bytes] = []
+        # The number of chunks that were dropped from layers without a window, and the number of tokens at that time.
+        self._dropped = self._thinned_at = 0
         # ``tokens`` as an array, and the value of ``changes`` when it was made.
         self._array, self._array_changes = np.empty(0, np.int32), 0
 
@@ -86,6 +88,36 @@ class Sequence:
     def keys(self) -> SequenceOf[bytes]:
         """The keys of the full chunks whose pages are settled."""
         return self._keys
+
+    @property
+    def thinned(self) -> bool:
+        """Whether layers without a window have dropped some of the tokens."""
+        return self._dropped > 0
+
+    @property
+    def dropped(self) -> int:
+        """The number of positions that layers without a window have dropped."""
+        return CHUNK * self._dropped
+
+    def thin(self, kept: SequenceOf[int]) -> None:
+        """Drop the pages of all chunks but ``kept`` from layers without a window (``engine/cache/thinning.py``).
+
+        The tokens so far stay the beginning of the sequence until it is emptied.  Later pages are not shared, because their
+        contents depend on what was dropped.
+
+        kept: chunks in ascending order, among them the last one.
+        """
+        assert not self.thinned
+        end, self._thinned_at = kept[-1] + 1, self.length
+        self._dropped = end - len(kept)
+        for paging, held in self._pages.items():
+            if paging.window:
+                continue
+            for chunk in sorted(set(range(end)).difference(kept)):
+                self._cache.pools[paging].give_back(held.pop(chunk))
+            for place, chunk in enumerate(held):
+                self._cache.pools[paging].place(self.slot, place, held[chunk])
+        self._cache.thin(self.slot, CHUNK * self._dropped)
 
     def belong(self, salt: str) -> None:
         """Set the salt.  If it changes, all tokens are removed.  No pass that stores tokens of this sequence may be in
@@ -129,7 +161,8 @@ class Sequence:
 
     def _hold(self, paging: Paging, chunk: int, page: int) -> None:
         self._pages[paging][chunk] = page
-        self._cache.pools[paging].place(self.slot, chunk, page)
+        place = chunk if paging.window else chunk - self._dropped
+        self._cache.pools[paging].place(self.slot, place, page)
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Append ``tokens``, which a pass has stored at the first of the claimed positions.  The other claimed positions
@@ -138,7 +171,9 @@ class Sequence:
         self.changes += 1
 
     def settle(self) -> None:
-        """Mark all tokens as final, so that other sequences can share the full pages."""
+        """Mark all tokens as final, so that other sequences can share the full pages, unless the sequence is thinned."""
+        if self.thinned:
+            return
         known = len(self._keys)
         if self.length // CHUNK == known:
             return
@@ -220,7 +255,7 @@ class Sequence:
         if length == 0:
             return True
         return (
-            length <= self.length
+            self._thinned_at <= length <= self.length
             and all(length - ring.back >= oldest or oldest == 0 for ring, oldest in self._oldest.items())
             and all(self._holds(paging, length) for paging in self._pages)
         )
@@ -253,6 +288,9 @@ class Sequence:
             self._drop(paging, -(-length // paging.span))
         if length == 0:
             self._oldest = dict.fromkeys(self._oldest, 0)
+            if self.thinned:
+                self._dropped = self._thinned_at = 0
+                self._cache.thin(self.slot, 0)
 
     def _cut(self, length: int) -> None:
         """Remove tokens, and the key of each page that the next tokens are written to."""
@@ -268,9 +306,13 @@ class Sequence:
         """Whether layers without a window still store the positions before ``length``, and the page at ``length`` may be
         written."""
         pools = self._cache.pools
-        return length <= self.length and all(
-            paging.window or length % paging.span == 0 or not pools[paging].shared(held[length // paging.span])
-            for paging, held in self._pages.items()
+        return (
+            not self.thinned
+            and length <= self.length
+            and all(
+                paging.window or length % paging.span == 0 or not pools[paging].shared(held[length // paging.span])
+                for paging, held in self._pages.items()
+            )
         )
 
     def resume(self, length: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.arrays import A
 from engine.cache.pages import PagedMemory, Paging
-from engine.cache.types import CHUNK, Types
+from engine.cache.types import CHUNK, F16, Types
 
 HeldPages: TypeAlias = Callable[[Paging], Mapping[int, int]]
 """Returns the pages of one kind that a sequence holds, by chunk (``Sequence.pages``)."""
@@ -132,6 +132,11 @@ class CacheSpec(ABC):
         """The rings of one sequence, whose entries are overwritten as positions advance, if a pass has at most ``max_rows``
         rows."""
         return []
+
+    @property
+    def can_be_thinned(self) -> bool:
+        """Whether pages without a window can be dropped (``engine/cache/thinning.py``), or there are none."""
+        return all(paging.window > 0 for paging in self.page_bytes(F16))
 
     @property
     def segments(self) -> int:

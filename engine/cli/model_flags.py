@@ -43,6 +43,7 @@ def add_model(top: Parser, text: str = shared.MODEL, *, repeated: bool = False) 
     shared.add_context(group, "size of the context in tokens; 0 = as trained, less if memory is short")
     shared.add_batch_size(group)
     shared.add_cache_types(group)
+    shared.add_kv_budget(group)
     shared.add_ds4_rounding(group)
     add = group.add_argument
     add("-cram", "--cache-ram", metavar="N", type=whole(-1, note="0 stores none"), default=-1, help=CACHE_RAM)
@@ -117,6 +118,7 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
         "cache_type": args.cache_type,
         "cache_type_k": args.cache_type_k,
         "cache_type_v": args.cache_type_v,
+        "kv_budget": args.kv_budget,
         "ds4_rounding": args.ds4_rounding,
         **shared.division_options(args),
         "device_draft": args.device_draft or None,

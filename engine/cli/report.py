@@ -287,6 +287,11 @@ class Report:
         if (missing := len(generation.prompt_ids) - t.cache_n - t.prompt_n) > 0:
             cached += f"  ({missing} more were not read)"
         rows.append(("prompt", f"{_tokens(t.prompt_n)}  {t.prompt_s:.3f} s  {_rate(t.prompt_per_second)}{cached}"))
+        if t.dropped_n:
+            kept = len(generation.prompt_ids) - t.dropped_n
+            rows.append(
+                ("kv budget", f"{kept} of {len(generation.prompt_ids)} positions kept in layers without a window")
+            )
         if t.predicted_n:
             rows.append(("first token", f"{t.first_token_s:.3f} s"))
         # One token comes with the prompt, so it has no rate.
@@ -327,9 +332,10 @@ class Report:
         end = "" if reason == "stop" else f", {reason}"
         s = generation.speculation
         drafts = f"{s.acceptance:.0%} of {s.drafted} drafts kept, " if s is not None and s.drafted else ""
+        dropped = f"{t.dropped_n} positions dropped, " if t.dropped_n else ""
         self.line(
             f"[{_tokens(t.predicted_n)}, {_rate(t.predicted_per_second)}, first after {t.first_token_s:.2f} s, {drafts}"
-            f"context {used} of {n_ctx}{end}]"
+            f"{dropped}context {used} of {n_ctx}{end}]"
         )
 
     def logprobs(self, generation: "Generation") -> None:

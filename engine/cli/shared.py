@@ -8,7 +8,7 @@ from engine.checks import memory_size
 from engine.cli.parser import Choice, Numbers, add_help, filled, whole
 from engine.devices import MOST_BATCH, parse_device
 from engine.errors import UsageError
-from engine.limits import ALL_LAYERS
+from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET
 
 MODEL = """\
 path of a GGUF file, a name from `bitmirror models` (downloaded when needed), or
@@ -39,6 +39,10 @@ and changes the answer"""
 DS4_ROUNDING = """\
 of a DeepSeek V4 model (deepseek4): round what the cache stores as the official implementation does,
 latents to 8 bits and keys of the indexer to 4; needs --cache-type f32"""
+
+KV_BUDGET = """\
+keep at most N positions of a prompt in layers without a window while an answer is generated: the first
+and the last ones, and those that the last 64 tokens attend to most (SnapKV); 0 = all"""
 
 BATCH_SIZE = """\
 number of prompt tokens per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU; the
@@ -172,6 +176,12 @@ def add_cache_types(group: Group, *, separate: bool = True) -> None:
     if separate:
         group.add_argument("-ctk", "--cache-type-k", **kind, help="element type of the keys, if different")
         group.add_argument("-ctv", "--cache-type-v", **kind, help="element type of the values, if different")
+
+
+def add_kv_budget(group: Group) -> None:
+    """Adds --kv-budget."""
+    note = f"it is at least {LEAST_KV_BUDGET}, or 0 for all"
+    group.add_argument("--kv-budget", metavar="N", type=whole(0, 2**31 - 1, note), default=0, help=KV_BUDGET)
 
 
 def add_ds4_rounding(group: Group) -> None:

@@ -40,6 +40,9 @@ from engine.numerics import exp, finite, fma, stored_half
 f32 = np.float32
 i64 = np.int64
 
+NO_PARTS = np.zeros((0, 0, 0, 2), f32)
+"""In place of the maxima and sums of chunks, which are then not written."""
+
 
 @njit(cache=True, error_model="numpy")
 def append(x, positions, sequences, table, by_position, memory, first, last):
@@ -146,6 +149,16 @@ def weighted_values(half: bool) -> Callable[..., None]:
             add(p, r * CHUNK + last, one, one, count, values, j + last * d_v, d_v, d_v, o, r * d_v, d_v)
 
     return weighted_values
+
+
+@njit(cache=True)
+def note(parts, item, rows, of_head, chunk, m, weight):
+    """Write the maximum and the sum of an item's weights in a chunk to parts float32 [rows, n_head, chunks, 2], unless it is
+    empty."""
+    if parts.size > 0:
+        t, h = row_and_head(item, rows, of_head)
+        parts[t, h, chunk, 0] = m
+        parts[t, h, chunk, 1] = weight
 
 
 # --- joining ---------------------------------------------------------------------------------------------------
@@ -274,18 +287,21 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
 
 @family
 def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
-    """The kernel ``attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, out, first,
-    last)`` for keys and values of these sizes in bits and groups of this number of chunks.
+    """The kernel ``attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, parts, out,
+    first, last)`` for keys and values of these sizes in bits and groups of this number of chunks.
 
     integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
     keys, and empty for others; window 0 means all earlier positions.
+    parts float32 [rows, n_head, chunks, 2]: where the maximum and the sum of the weights of each chunk are written, or empty.
     If values are quantized, the result has yet to be rotated (``engine/cpu/quantized_cache.py``).
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
     k_quantized, v_quantized = k_bits < 16, v_bits < 16
 
     @njit(error_model="numpy")
-    def attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, out, first, last):
+    def attend(
+        q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, parts, out, first, last
+    ):
         rows, n_head, d_k = q.shape
         of_head, d_v = n_head // keys.shape[0], out.shape[2]
         blocks = d_k // BLOCK if k_quantized else 0
@@ -330,6 +346,7 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
                     weighted(p, n, lanes, own_values, value, d_v, o)
                     for r in range(n):
                         weight, own = fold(p[r], CHUNK), sums[at + r]
+                        note(parts, first + at + r, rows, of_head, chunk, tops[r], weight)
                         own[2], own[3] = join(own[2], own[3], tops[r], weight, o[r], inner[at + r])
                     at += n
                 if (chunk + 1) % group == 0 or chunk + 1 == end:

@@ -37,6 +37,7 @@ from engine.cpu.attention import (
     first_visible,
     join,
     join_groups,
+    note,
     row_and_head,
     rows_that_see,
 )
@@ -151,16 +152,17 @@ def prefetch_third(words, place, size, part):
 
 @family
 def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
-    """The kernel ``attend(integers, scales, keys, values, positions, sequences, table, window, sinks, out, first, last)`` for
-    integers of this size in bits and groups of this number of chunks.
+    """The kernel ``attend(integers, scales, keys, values, positions, sequences, table, window, sinks, parts, out, first,
+    last)`` for integers of this size in bits and groups of this number of chunks.
 
     integers int16 [rows, n_head, d_k] and scales float32 [rows, n_head, blocks] are the quantized queries; window 0 means all
-    earlier positions.
+    earlier positions.  parts float32 [rows, n_head, chunks, 2]: where the maximum and the sum of the weights of each chunk
+    are written, or empty.
     """
     scores, weighted = of_chunk(bits)
 
     @njit(error_model="numpy")
-    def attend(integers, scales, keys, values, positions, sequences, table, window, sinks, out, first, last):
+    def attend(integers, scales, keys, values, positions, sequences, table, window, sinks, parts, out, first, last):
         rows, n_head, d_k = integers.shape
         heads, n_pages, k_words = keys.shape
         of_head, v_words, d_v = n_head // heads, values.shape[2], out.shape[2]
@@ -220,6 +222,7 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
                     prefetch_third(flat_values, later_value, v_size, 0)
                     for r in range(n):
                         total, own = fold(row(p, r), CHUNK), row(sums, at + r)
+                        note(parts, first + at + r, rows, of_head, c, tops[r], total)
                         own[2], own[3] = join(own[2], own[3], tops[r], total, row(o, r), row(inner, at + r))
                     prefetch_third(flat_values, later_value, v_size, 1)
                     at += n

@@ -28,6 +28,7 @@ from engine.cuda import (
     embed,
     glu,
     mtp,
+    observe,
     per_layer,
     rms_norm,
     softcap,
@@ -494,10 +495,10 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         table: Tensor | None,
     ) -> Tensor | Deferred:
         query, new = launches.rotate(self.recorder, heads, q, k, v, cache, batch, table)
-        gate = q if heads.gated else None
+        gate, places = q if heads.gated else None, cache.places(batch)
         if batch.rows > NARROW_ROWS:
-            return launches.attend_wide(self.recorder, heads, query, cache, batch, cache.window, gate)
-        return launches.attend(self.recorder, heads, query, new, cache, batch, cache.window, gate)
+            return launches.attend_wide(self.recorder, heads, query, cache, batch, places, cache.window, gate)
+        return launches.attend(self.recorder, heads, query, new, cache, batch, places, cache.window, gate)
 
     def attend_past(
         self,
@@ -510,10 +511,9 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         window: int,
     ) -> Tensor | Deferred:
         query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch, table)
-        seen = replace(batch, positions=last)
         if batch.rows > NARROW_ROWS:
-            return launches.attend_wide(self.recorder, heads, query, cache, seen, window, None)
-        return launches.attend(self.recorder, heads, query, None, cache, seen, window)
+            return launches.attend_wide(self.recorder, heads, query, cache, batch, last, window, None)
+        return launches.attend(self.recorder, heads, query, None, cache, batch, last, window)
 
     def remember(
         self,
@@ -525,6 +525,14 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         table: Tensor | None,
     ) -> None:
         launches.rotate(self.recorder, heads, None, k, v, cache, batch, table)
+
+    def places(self, positions: Tensor, batch: Batch[Tensor], dropped: Tensor) -> Tensor:
+        rows, out = batch.rows, self.recorder.empty((batch.rows,), np.int32)
+        arguments = positions, batch.sequences, dropped, int(batch.mixed), rows, out
+        self.recorder.launch(observe.places(), (-(-rows // observe.THREADS),), observe.THREADS, arguments, result=out)
+        # Attention reads them before it waits for the kernel before it.
+        self.recorder.finish()
+        return out
 
     def latent_attention(
         self,

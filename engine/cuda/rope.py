@@ -3,18 +3,18 @@
 Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_k + eps), then for pair i of a head
     (a, b) -> (a cos - b sin, a sin + b cos), or the rotation first and then the norm; then q times the factor of its
     position; v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to their positions of the cache:
-    position p of sequence s is lane p % 64 of page table[s, p // 64].
+    the token of sequence s with place p is lane p % 64 of page table[s, p // 64].
     Where the cache is quantized, q and k, or v, are then rotated block by block, and q, times the scale of attention, becomes
     int8 (``engine/cuda/quantized_cache.py``).
 Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behind the queries of each head; k [rows,
     n_head_kv, d_k], v [rows, n_head_kv, d_v], which may be k; rows q_stride, k_stride, v_stride elements apart; positions
-    int32 [rows]; sequences int32 [rows]; table int32 [sequences, stride]; angles float32 [positions, 2, n_rot / 2] (cos,
-    sin), n_rot 0: no rotation; norm weights float32 [d_k], biases float32 [heads, d]; factors float32 [positions]; q_out
-    words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of int8 with q_scales float32 [rows, n_head, d_k / 32],
-    or [rows, n_head, 2, d_k / 4] with a scale for each block (``engine/cuda/integer_cache.py``); keys, values: words
-    [n_head_kv, pages, ...] (``engine/cache/kv.py``, ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the bits of
-    what is appended, one word per element, for attention that has read the cache earlier; only if keys and values are of the
-    same unquantized type.
+    int32 [rows]; places int32 [rows], where keys and values are stored (``engine/cache/thinning.py``); sequences int32
+    [rows]; table int32 [sequences, stride]; angles float32 [positions, 2, n_rot / 2] (cos, sin), n_rot 0: no rotation; norm
+    weights float32 [d_k], biases float32 [heads, d]; factors float32 [positions]; q_out words [rows, n_head, d_k] of float32,
+    or [rows, n_head, d_k / 4] of int8 with q_scales float32 [rows, n_head, d_k / 32], or [rows, n_head, 2, d_k / 4] with a
+    scale for each block (``engine/cuda/integer_cache.py``); keys, values: words [n_head_kv, pages, ...]
+    (``engine/cache/kv.py``, ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the bits of what is appended, one
+    word per element, for attention that has read the cache earlier; only if keys and values are of the same unquantized type.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
@@ -56,7 +56,7 @@ BLOCK = 32
 """Threads of a block."""
 
 _ARGUMENTS = (
-    *(F32P, F32P, F32P, i32, i32, i32, I32P, I32P, I32P, F32P, *[F32P] * 6),
+    *(F32P, F32P, F32P, i32, i32, i32, I32P, I32P, I32P, I32P, F32P, *[F32P] * 6),
     *(f32, f32, i32, i32, i32, i32, U32P, F32P, *[U32P] * 3),
 )
 
@@ -151,16 +151,16 @@ def rope(
 ) -> KernelCode:
     """The kernel for one kind of layer.
 
-    ``k_type``, ``v_type``: of the cache; ``n_rot``: 0 for no rotation; ``neox``: pairs are (i, i + n_rot / 2), else (2i,
-    2i + 1); ``normed``: heads of q and k are normalized, before their rotation or, if ``norm_after``, after it; ``biased``:
-    q, k and v have biases; ``early``: no kernel of the same chain writes ``positions``, so they, the table, the angles and
-    the factors are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow the queries of each head;
-    ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended is also written to ``new``, if
-    ``notes`` says so; ``scaled``: queries are multiplied by the factors of their positions.
+    ``k_type``, ``v_type``: of the cache; ``n_rot``: 0 for no rotation; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i +
+    1); ``normed``: heads of q and k are normalized, before their rotation or, if ``norm_after``, after it; ``biased``: q, k
+    and v have biases; ``early``: positions and places do not change while the kernel before runs, so they, the table, the
+    angles and the factors are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow the queries of
+    each head; ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended is also written to
+    ``new``, if ``notes`` says so; ``scaled``: queries are multiplied by the factors of their positions.
 
-    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, sequences, table, angles, q_norm, k_norm, q_bias, k_bias,
-    v_bias, factors, eps, scale, n_head, pages, stride (chunks of a row of the table), mixed (1: rows may belong to several
-    sequences, 0: all belong to that of row 0), q_out, q_scales, new, keys, values; unused pointers are not read.
+    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, places, sequences, table, angles, q_norm, k_norm, q_bias,
+    k_bias, v_bias, factors, eps, scale, n_head, pages, stride (chunks of a row of the table), mixed (1: rows may belong to
+    several sequences, 0: all belong to that of row 0), q_out, q_scales, new, keys, values; unused pointers are not read.
     Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
     """
     squares = make_squares(d_k)
@@ -176,7 +176,7 @@ def rope(
     v_squares = make_squares(d_v)
 
     @device
-    def keep_value(v, bias, head, positions, row, table, pages, eps, new, values):
+    def keep_value(v, bias, head, places, row, table, pages, eps, new, values):
         """table: the pages of the row's sequence."""
         lane = I(cuda.threadIdx.x)
         x = cuda.local.array(n_v, np.float32)
@@ -187,8 +187,8 @@ def rope(
                 added[j] = bias[head * d_v + lane + 32 * j]
         if not early:
             wait_for_inputs()
-        position = positions[row]
-        page = np.int64(I(head * pages + table[position >> 6]))
+        place = places[row]
+        page = np.int64(I(head * pages + table[place >> 6]))
         if early:
             wait_for_inputs()
         for j in range(n_v):
@@ -201,7 +201,7 @@ def rope(
             r = inverse_root(v_squares(x), F(d_v), eps)
             for j in range(n_v):
                 x[j] = x[j] * r
-        append_value(x, values, page, I(position & (CHUNK - 1)), new)
+        append_value(x, values, page, I(place & (CHUNK - 1)), new)
 
     @device
     def normalize(x, weight, eps):
@@ -219,6 +219,7 @@ def rope(
         k_stride,
         v_stride,
         positions,
+        places,
         sequences,
         table,
         angles,
@@ -252,7 +253,7 @@ def rope(
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v) + d_k))
             # Slots are written only between launches.
             table = advance(table, I(sequences[0] * stride))
-            keep_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, table, pages, eps, new, values)
+            keep_value(advance(v, I(row * v_stride)), v_bias, head, places, row, table, pages, eps, new, values)
             return
         source, bias, norm = advance(q, I(row * q_stride + head * d_k if gated else row * q_stride)), q_bias, q_norm
         if not is_q:
@@ -274,10 +275,11 @@ def rope(
                     added[j] = bias[head * d_k + lane + 32 * j]
         if not early:
             wait_for_inputs()
-        position = positions[row]
+        position, place = positions[row], I(0)
         page = np.int64(0)
         if not is_q:
-            page = np.int64(I(head * pages + table[I(sequences[0] * stride + (position >> 6))]))
+            place = places[row]
+            page = np.int64(I(head * pages + table[I(sequences[0] * stride + (place >> 6))]))
         if pairs > 0:
             angles = advance(angles, np.int64(position) * n_rot)
             for j in range(n_pairs):
@@ -323,7 +325,7 @@ def rope(
                 x[j] = x[j] * factor
         if not is_q:
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
-            append_key(x, keys, page, I(position & (CHUNK - 1)), new)
+            append_key(x, keys, page, I(place & (CHUNK - 1)), new)
         elif by_integers:
             at = I(row * n_head + head)
             rotate_query(x)

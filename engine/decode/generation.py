@@ -318,7 +318,7 @@ class Generation:
         timings = self.timings
         if self._first is None:
             timings.cache_n = self._first = done
-        timings.prompt_n = done - self._first
+        timings.prompt_n, timings.dropped_n = done - self._first, self._request.dropped
         self._begun = time.perf_counter()
         timings.prompt_s = self._begun - self._started
         if self._on_prefill:

@@ -92,6 +92,7 @@ class Preemption:
         if not request.done:
             self._waiting.come_back(request)
         self._batch.stop(state)
+        self._batch.served.slots[state.sequence.slot].let_go()
 
     def make_way(self, error: CannotGoOn, wanted: Request | None) -> None:
         """Take slots or pages back so that the pass that could not be started can be tried again."""

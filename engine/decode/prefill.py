@@ -20,10 +20,17 @@ class PrefillSlice:
     """
 
     def __init__(
-        self, model: Model, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()
+        self,
+        model: Model,
+        slot: Slot,
+        tokens: Sequence[int],
+        n_logits: int,
+        stops: Collection[int] = (),
+        observed: bool = False,
     ) -> None:
         """n_logits: the number of last tokens whose logits are wanted; stops: the numbers of tokens of the sequence after
-        which snapshots are taken.  Raises ContextError if the positions do not fit into the context, and NoPages."""
+        which snapshots are taken; observed: whether the masses of chunks are computed.  Raises ContextError if the
+        positions do not fit into the context, and NoPages."""
         self.tokens, self.n_logits = tokens, n_logits
         self.first = first = slot.sequence.length
         self._slot = slot
@@ -31,7 +38,7 @@ class PrefillSlice:
         self._n_vocab = model.config.n_vocab
         ids = np.array(tokens, np.int32)
         positions = np.arange(first, first + ids.size, dtype=np.int32)
-        self._pieces = model.split(ids, positions, n_logits, slot.sequence)
+        self._pieces = model.split(ids, positions, n_logits, slot.sequence, observed)
 
         #: The number of pieces of the pass, at least 1, and how many have not been started.
         self.pieces = self.left = self._pieces.pieces

@@ -6,9 +6,11 @@ from collections.abc import Sized
 import numpy as np
 
 from engine.cache.pages import NoPages
+from engine.cache.thinning import first_observed, kept_chunks, thins
 from engine.decode.pace import Pace
 from engine.decode.preemption import Displaced, NoRoom
 from engine.decode.prefill import Prefilling, PrefillSlice
+from engine.decode.request import Request
 from engine.decode.running_batch import RunningBatch
 from engine.limits import MOST_LOGITS
 from engine.sampling.finite import check_rows
@@ -54,6 +56,8 @@ class PrefillQueue:
                     self._score(prefilling, first, logits)
                     logits = logits[-1:]
                 first += len(current.tokens)
+                if first == request.n_read:
+                    self._thin(prefilling)
             if first < total:
                 return
             self._report(prefilling, total)
@@ -67,11 +71,19 @@ class PrefillQueue:
         request, rows = prefilling.request, self._rows(prefilling, first, total)
         n_logits = rows if request.scored else int(first + rows == total and not request.begun)
         tokens = request.target[first : first + rows]
-        return PrefillSlice(self._batch.model, prefilling.slot, tokens, n_logits, prefilling.stops)
+        observed = self._thins(request) and first_observed(request.n_read) <= first < request.n_read
+        return PrefillSlice(self._batch.model, prefilling.slot, tokens, n_logits, prefilling.stops, observed)
 
     def _rows(self, prefilling: Prefilling, first: int, total: int) -> int:
         """The number of tokens to read in the next pass, of those from index ``first`` to ``total``."""
-        model = self._batch.model
+        model, request = self._batch.model, prefilling.request
+        if self._thins(request):
+            observed = first_observed(request.n_read)
+            if observed <= first:
+                # Few rows at a time: observed ones, or those of an answer that are read again over what has stayed.
+                end = request.n_read if first < request.n_read else total
+                return min(end - first, self._batch.decode_rows)
+            total = observed
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = prefilling.stops if self._batch.served.recurrent_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
@@ -99,6 +111,20 @@ class PrefillQueue:
             self._pace.read(rows, started)
         else:
             self._pace.started()  # no step follows
+
+    def _thins(self, request: Request) -> bool:
+        """Whether layers without a window keep only a part of a request's prompt."""
+        return thins(request.n_read, self._batch.model.cache.budget)
+
+    def _thin(self, prefilling: Prefilling) -> None:
+        """Drop the chunks of a prompt, all of which has been read, that its last rows attend to least."""
+        request, sequence = prefilling.request, prefilling.sequence
+        if not self._thins(request):
+            return
+        model = self._batch.model
+        kept = kept_chunks(model.masses(sequence), request.n_read, model.cache.budget)
+        sequence.thin(kept)
+        request.dropped = sequence.dropped
 
     @property
     def goes_on(self) -> bool:

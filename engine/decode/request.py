@@ -53,6 +53,10 @@ class Request:
         #: The prompt and the tokens computed so far.  The last one has not been read while the request runs.
         self.known = list(ids)
         self.n_prompt = len(self.known)
+        #: The number of tokens of the prompt that are read before the first step.
+        self.n_read = self.n_prompt - int(begun)
+        #: The number of positions of the prompt that layers without a window have dropped.
+        self.dropped = 0
         self.salt = salt
         self.sampler = sampler
         #: The number of tokens still to be computed.

@@ -249,12 +249,14 @@ class RunningBatch:
             self.cut(slot, request)
             if request.speculation is not None and request.error is None:
                 request.speculation.ended(request.known)
+        slot.let_go()
         slot.latest, request.on_prefill = request, None
 
     def cut(self, slot: Slot, request: Request) -> None:
         """Truncate a slot's sequence to the tokens of a request, or, if nobody wants the rest, to those that were fetched.
         The last sampled token has not been read, so the sequence never holds it."""
         length = request.n_prompt + request.fetched if request.closing else len(request.known)
+        del slot.gone[length - 1 :]
         length = min(length - 1, slot.sequence.length)
         if slot.sequence.can_truncate(length):
             slot.sequence.truncate(length)

@@ -31,6 +31,8 @@ class Slot:
         self.owner: Request | None = None
         #: The latest owner.
         self.latest: Request | None = None
+        #: The tokens of a thinned sequence that the slot no longer holds.
+        self.gone: list[int] = []
         #: The count of uses of all slots when it was used last.
         self.used = 0
         self._model = model
@@ -86,8 +88,21 @@ class Slot:
                 return CHUNK * chunks, keys[chunks - 1]
         return 0, b""
 
+    @property
+    def text(self) -> Sequence[int]:
+        """The tokens of the latest text."""
+        return self.sequence.tokens or self.gone
+
+    def let_go(self) -> None:
+        """Empty a thinned sequence, from which no text may continue: what follows would depend on what was dropped."""
+        if self.sequence.thinned:
+            text = list(self.sequence.tokens)
+            self.clear()
+            self.gone = text
+
     def clear(self) -> None:
         """Forget the sequence."""
+        self.gone = []
         self.sequence.truncate(0)
 
     def stops(self, tokens: np.ndarray, kept: int) -> set[int]:

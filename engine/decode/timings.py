@@ -15,6 +15,8 @@ class Timings:
         Tokens of the prompt that the cache still held.
     prompt_n : int
         Tokens of the prompt that were read.
+    dropped_n : int
+        Positions of the prompt that layers without a window have dropped (``kv_budget``).
     prompt_s : float
         Seconds that reading them took.
     predicted_n : int
@@ -29,6 +31,7 @@ class Timings:
     compile_s: float = 0.0
     cache_n: int = 0
     prompt_n: int = 0
+    dropped_n: int = 0
     prompt_s: float = 0.0
     predicted_n: int = 0
     predicted_s: float = 0.0

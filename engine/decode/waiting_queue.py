@@ -6,6 +6,7 @@ from itertools import islice
 
 import numpy as np
 
+from engine.cache.thinning import first_observed, thins
 from engine.decode.request import Request
 from engine.decode.running_batch import RunningBatch
 
@@ -66,6 +67,9 @@ class WaitingQueue:
         prefilling = self._batch.admit(request, slot)
         if request.begun:
             tokens = known
+        if thins(request.n_read, self._batch.model.cache.budget):
+            # The last rows of the prompt are always read, and the pages of tokens after it are not those of a whole prompt.
+            tokens = tokens[: first_observed(request.n_read) + 1]
         if request.scored:
             slot.clear()  # the logits of tokens that the cache holds are not kept
             self._slots.use(slot)

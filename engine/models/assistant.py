@@ -116,8 +116,10 @@ class Assistant(Gemma4Loader, ChainDrafter):
         for il, (layer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
             memory = target.cache.layers[self._memories[il]]
             window = memory.window - 1 if layer.window else 0
+            dropped = target.dropped(self._memories[il])
+            seen = last if layer.window or dropped is None else ops.places(last, here, dropped)
             q = layer.attn_q.apply(ops, ops.rms_norm(x, layer.attn_norm, c.norm_eps))
-            o = ops.attend_past(layer.heads, q, memory, here, last, layer.table, window)
+            o = ops.attend_past(layer.heads, q, memory, here, seen, layer.table, window)
             x = self.add_network(ops, network, self.add_attention(ops, layer, x, o), None)
         y = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
         logits, hidden = products(ops, y, [self.output, self.post_projection])

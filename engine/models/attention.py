@@ -48,7 +48,8 @@ class Attention(Mixer):
         """Store keys and values in ``memory`` and compute attention of each normalized row of a [rows, n_embd] up to a given
         position, which may be that of a later row.  A window ends there, too.
 
-        last: int32 [rows], the last position to which each row attends.
+        last: int32 [rows], the last position to which each row attends, or its place if the layer has no window and sequences
+            may be thinned (``AttentionCache.places``).
 
         Returns the result before the output layer, float32 [rows, n_head * d_v].
         """

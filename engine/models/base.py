@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Matrix, Role, Value
+from engine.arrays import Array, Batch, Matrix, Role, Thinned, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import Snapshot
 from engine.cache.sequence import Sequence
 from engine.cache.spec import StoredRows, of_sequence
+from engine.cache.thinning import OBSERVED
 from engine.cache.types import CHUNK, Types
 from engine.compile.jobs import Job
 from engine.errors import DeviceError
@@ -60,6 +61,7 @@ class Model(Loader):
         n_sequences: int = 1,
         capacity: int = 0,
         prompt_rows: int = 0,
+        budget: int = 0,
     ) -> None:
         """Load the weights and allocate the cache.
 
@@ -70,6 +72,7 @@ class Model(Loader):
         n_sequences: the number of sequences in the cache.
         capacity: the number of positions that all sequences share; 0: n_ctx for each sequence.
         prompt_rows: the maximum number of rows in a pass that reads a prompt; 0: the maximum of the backend.
+        budget: the number of positions of a prompt that layers without a window keep (``engine/cache/thinning.py``); 0: all.
         """
         ops = placement.last
         super().__init__(config, gguf, ops, n_ctx)
@@ -100,7 +103,7 @@ class Model(Loader):
         specs = cache_specs(config, rewind, ops.decode_rows)
         places = [placement.memory(il) for il in config.owners]
         sizes = n_ctx, self.max_rows, types
-        self.cache = KVCache(specs, *sizes, ops.zeros, ops.store, others, n_sequences, capacity, places)
+        self.cache = KVCache(specs, *sizes, ops.zeros, ops.store, others, n_sequences, capacity, places, budget)
         #: The number of positions for which rotation angles have been computed, in whole chunks.
         self._n_angles = 0
         #: The sequences, one for each slot of the cache.
@@ -200,6 +203,31 @@ class Model(Loader):
         """Load all weights that do not belong to a layer of the trunk."""
         raise NotImplementedError
 
+    # --- thinned sequences --------------------------------------------------------------------------------------
+
+    def placed(self, ops: Ops, batch: Batch[Array], observed: bool = False) -> Batch[Array]:
+        """The batch with what attention needs if sequences may be thinned.
+
+        ops: the backend of the layers that come next.
+        observed: whether their attention adds masses to those of the rows.
+        """
+        memory = self.cache.memories.get(ops)
+        if memory is None or memory.dropped is None or batch.thinned is not None:
+            return batch
+        places = ops.places(batch.positions, batch, memory.dropped)
+        return replace(batch, thinned=Thinned(memory.dropped, places, memory.masses if observed else None))
+
+    def dropped(self, memory: int) -> Array | None:
+        """The number of positions that each sequence has dropped, int32 [slots], beside cache ``memory``; None if sequences
+        are not thinned."""
+        return self.cache.memories[self.placement.memory(self.config.owners[memory])].dropped
+
+    def masses(self, sequence: Sequence) -> np.ndarray:
+        """The masses of the chunks of a sequence whose last rows have been observed, int64 [chunks]."""
+        rows = slice(sequence.slot * OBSERVED, (sequence.slot + 1) * OBSERVED)
+        found = [ops.download(memory.masses[rows]) for ops, memory in self._memories()]
+        return np.concatenate(found).sum(0, np.int64)
+
     # --- the forward pass --------------------------------------------------------------------------------------
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> np.ndarray:
@@ -215,24 +243,35 @@ class Model(Loader):
         logits = passing.logits(wait=True)
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
-    def split(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> SplitPass:
+    def split(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        n_logits: int,
+        sequence: Sequence,
+        observed: bool = False,
+    ) -> SplitPass:
         """Prepare the pass of :meth:`forward` so that it can be started in pieces.
 
         The caller commits the tokens when it has started all pieces.
 
         tokens, positions: int32 [rows].
         n_logits: the number of last rows whose logits are computed.
+        observed: whether the masses of the chunks that the rows see are computed (:meth:`masses`).  Then there are at most as
+            many rows as in a decode batch.
 
         Raises ContextError if the positions do not fit into the context, and NoPages if all pages of the cache are in use.
         """
         self.prepare(int(positions[0]), tokens.size, sequence)
+        if observed:
+            self.cache.clear_masses(sequence.slot, int(positions[0]), tokens.size)
         slots = np.full(tokens.size, sequence.slot, np.int32)
         # A short part of a prompt is read like a decode batch, so that the recordings of decode passes can be used.
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
-        batch = Batch(tokens, positions, slots, role=role)
+        batch = Batch(tokens, positions, slots, role=role, observed=observed)
         if self.stages:
-            return self.staged_pass(batch, n_logits)
-        return self.ops.split(self.compute, batch, n_logits, self.prompt_rows)
+            return self.staged_pass(batch, n_logits, self.stages if observed else None)
+        return self.ops.split(self.compute_observed if observed else self.compute, batch, n_logits, self.prompt_rows)
 
     def staged_pass(
         self, batch: Batch[np.ndarray], n_logits: int, stages: SequenceOf[Stage] | None = None
@@ -357,6 +396,10 @@ class Model(Loader):
         """
         return self._pass(batch, n_logits, range(self.config.n_layer))
 
+    def compute_observed(self, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The operations of :meth:`compute`, and the masses of the chunks that the rows see.  Returns the same."""
+        return self._pass(batch, n_logits, range(self.config.n_layer), True)
+
     def compute_kinds(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of :meth:`compute` for some layers, so that a backend lists the kernels of a model sooner."""
         return self._pass(batch, n_logits, self._examples)
@@ -381,8 +424,11 @@ class Model(Loader):
                 wanted |= {il, max(il - 1, 0)}
         return sorted(wanted | {len(kinds) - 1})
 
-    def _pass(self, batch: Batch[Array], n_logits: int, layers: SequenceOf[int]) -> Array | None:
-        """The operations of a pass through some layers."""
+    def _pass(
+        self, batch: Batch[Array], n_logits: int, layers: SequenceOf[int], observed: bool = False
+    ) -> Array | None:
+        """The operations of a pass through some layers; observed: whether attention adds masses."""
+        batch = self.placed(self.ops, batch, observed)
         x, taps = self.embed(batch), dict[int, Array]()
         batch = self.begin(batch, x)
         for il in layers:

@@ -189,13 +189,14 @@ class DFlash:
         n_logits: not used.
         """
         ops, model, c = self.ops, self.model, self.config
-        last = self.block.last[: batch.rows]
+        batch, last = model.placed(ops, batch), self.block.last[: batch.rows]
+        place = last if batch.thinned is None else ops.places(last, batch, batch.thinned.dropped)
         x = ops.embed(self._embedding, batch.tokens, c.network.embedding_scale)
         for number, layer in enumerate(self.layers):
             mixer, memory = layer.mixer, model.memory(self._first + number)
             assert isinstance(mixer, Attention)
             a = layer.normalized(ops, x, layer.before_mixer)
-            o = mixer.mix_up_to(ops, a, memory, batch, last)
+            o = mixer.mix_up_to(ops, a, memory, batch, last if memory.window > 0 else place)
             x = layer.feed(ops, layer.after_mixer.add_product(ops, x, o, mixer.output), batch)
             if self._scales[number] != 1.0:
                 x = ops.scale(x, self._scales[number])

@@ -45,6 +45,7 @@ class HostSide:
         self.inputs = inputs
         self.prompt_rows = self.ops.decode_rows
         self.cache: KVCache = model.cache
+        self._model = model
         self._stages = stages
         self._exchange = exchange
         self._experts = experts
@@ -58,6 +59,7 @@ class HostSide:
         """The operations of the stages on the CPU, and the exchanges between them.  Returns the logits of the last
         ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits or if the GPU computes them."""
         exchange, padded = self._exchange, self._padded_rows(batch.rows, batch.mixed)
+        batch = self._model.placed(self.ops, batch)
         rows = slice(batch.rows)
         for i, stage in enumerate(self._stages):
             if stage.ops is not self.ops:
@@ -122,6 +124,7 @@ class JointStage(Stage):
         """The operations of the stages on the GPU, and the exchanges between them.  Returns the logits of the last
         ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits or if the CPU computes them."""
         x: Array | None = None
+        batch = self._model.placed(self.ops, batch)
         for i, stage in enumerate(self._stages):
             if stage.ops is self.ops:
                 if i and i - 1 not in self.heads:

@@ -114,6 +114,7 @@ class DraftPass:
         next pass of the trunk overwrites it with h.
         """
         mtp, model = self.mtp, self.mtp.model
+        batch = model.placed(model.ops, batch)
         y = mtp.layers[self.number].run(model, mtp.hidden, batch)
         for later in mtp.layers[self.number + 1 :]:
             later.remember(model, mtp.hidden, batch)

@@ -169,6 +169,7 @@ def build(
     n_sequences: int = 1,
     capacity: int = 0,
     prompt_rows: int = 0,
+    budget: int = 0,
 ) -> Model:
     """Build the model of a checked file on a backend.  Layers that are not in the configuration are not loaded.
 
@@ -179,10 +180,11 @@ def build(
     n_sequences: the number of sequences in the cache.
     capacity: the number of positions that all sequences share; 0: ``n_ctx`` for each sequence.
     prompt_rows: the maximum number of rows in a pass that reads a prompt; 0: the maximum of the backend.
+    budget: the number of positions of a prompt that layers without a window keep; 0: all.
 
     Raises ModelError if the tensors do not match the configuration.
     """
-    sizes = n_ctx, types, rewind, n_sequences, capacity, prompt_rows
+    sizes = n_ctx, types, rewind, n_sequences, capacity, prompt_rows, budget
     placement = ops if isinstance(ops, Placement) else Placement.whole(config, ops)
     # Numbers of a damaged file may overflow.  The logits are checked for this, so warnings of NumPy are not needed.
     with np.errstate(all="ignore"):

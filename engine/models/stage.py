@@ -37,6 +37,9 @@ class DivisibleModel(Protocol):
     def embed(self, batch: Batch[Array]) -> Array:
         """The residual stream that begins with the embeddings of the tokens, float32 [rows, width]."""
 
+    def placed(self, ops: Ops, batch: Batch[Array], observed: bool = False) -> Batch[Array]:
+        """The batch with what attention needs if sequences may be thinned; observed: whether it adds masses."""
+
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
 
@@ -140,6 +143,10 @@ class Stage:
         the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits."""
         return self.compute_from(None, batch, n_logits)
 
+    def compute_observed(self, batch: Batch[Array], n_logits: int) -> Array | None:
+        """The operations of :meth:`compute`, and the masses of the chunks that the rows see.  Returns the same."""
+        return self.compute_from(None, self._model.placed(self.ops, batch, True), n_logits)
+
     def compute_kinds(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of :meth:`compute`, of which a backend lists the kernels."""
         return self.compute(batch, n_logits)
@@ -148,6 +155,7 @@ class Stage:
         """The result of :meth:`compute` for a residual stream x before the stage, float32 [rows, width]; None: the one that
         :meth:`run` has copied to the device, or the embeddings."""
         model, c, inputs = self._model, self._model.config, self._inputs
+        batch = model.placed(self.ops, batch)
         if inputs.told is not None:
             count = c.n_layer * c.n_per_layer * batch.rows
             told = inputs.told[slice(count)].reshape(c.n_layer, batch.rows, c.n_per_layer)
@@ -196,14 +204,15 @@ class Stage:
         width], which may be x; taps: those of earlier stages, to which those of this one are added.
         """
         begun, found, end = time.perf_counter(), [], slices[-1].rows.stop - n_logits
+        compute = self.compute_observed if slices[0].batch.observed else self.compute
         for rows, part in slices:
             self._inputs.place(part, None if x is None else x[rows], None if told is None else told[:, rows])
             if not self.is_last:
-                self.ops.run(self.compute, part, part.rows, None, self.prompt_rows, out[rows])
+                self.ops.run(compute, part, part.rows, None, self.prompt_rows, out[rows])
                 self._inputs.give_taps(self._tapped, taps, rows)
                 continue
             self._inputs.take_taps(taps, rows)
-            logits = self.ops.run(self.compute, part, min(part.rows, max(0, rows.stop - end)), None, self.prompt_rows)
+            logits = self.ops.run(compute, part, min(part.rows, max(0, rows.stop - end)), None, self.prompt_rows)
             if logits is not None:
                 found.append(logits)
         self.seconds += time.perf_counter() - begun

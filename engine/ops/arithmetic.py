@@ -99,6 +99,13 @@ class Arithmetic(Protocol[A, V, M]):
         table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
         """
 
+    def places(self, positions: A, batch: Batch[A], dropped: A) -> A:
+        """The positions of rows minus the number of positions that their sequences have dropped, int32 [rows].
+
+        positions: int32 [rows].
+        dropped: int32 [slots].
+        """
+
     def latent_attention(
         self, latent: Latent[A, M], q: A, q_rope: A, c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]
     ) -> A:

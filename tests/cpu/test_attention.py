@@ -192,7 +192,7 @@ def test_ranges_do_not_show(kinds: str, data: st.DataObject) -> None:
         out = unset(np.empty((rows, heads, d_v), np.float32))
         for at in divided:
             given_rows = positions, sequences, table
-            kernel(q, *queries[0], *stored, *given_rows, np.float32(SCALE), window, sinks, out, *at)
+            kernel(q, *queries[0], *stored, *given_rows, np.float32(SCALE), window, sinks, attention.NO_PARTS, out, *at)
         assert np.isfinite(out).all()
         found.add(out.tobytes())
     assert len(found) == 1
@@ -364,7 +364,19 @@ def test_chunks_are_joined_in_groups(sink: float | None) -> None:
     for window in (0, 60, 150, 250):
         out = unset(np.empty((4, 2, 3), np.float32))
         attention.attend(32, 32, 2)(
-            q[:4], *none, *given, last, slots, layer.table, np.float32(SCALE), window, sinks, out, 0, 8
+            q[:4],
+            *none,
+            *given,
+            last,
+            slots,
+            layer.table,
+            np.float32(SCALE),
+            window,
+            sinks,
+            attention.NO_PARTS,
+            out,
+            0,
+            8,
         )
         for t, h in product(range(4), range(2)):
             end, low = int(last[t]) + 1, max(0, int(last[t]) - window + 1) if window else 0

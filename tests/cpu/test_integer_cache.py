@@ -19,6 +19,7 @@ from engine.cache.kv import AttentionCache, AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, CHUNK, GROUP, CacheType, Types
 from engine.cpu import integer_attention, integer_cache, integer_products
+from engine.cpu.attention import NO_PARTS
 from engine.cpu.integer_attention import WEIGHT
 from engine.cpu.integer_cache import QUERY
 from engine.cpu.simd import available
@@ -430,7 +431,7 @@ def attend(
     integer_cache.quantize_queries(*given, 0, items)
     out = np.empty((*q.shape[:2], layer.d_v), F)
     rows = last, np.zeros_like(last), layer.table
-    kernel(integers, scales, layer.keys, layer.values, *rows, layer.window, sinks, out, 0, items)
+    kernel(integers, scales, layer.keys, layer.values, *rows, layer.window, sinks, NO_PARTS, out, 0, items)
     return out, integers, scales
 
 

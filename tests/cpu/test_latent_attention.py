@@ -66,7 +66,19 @@ def test_law(kind: str, n_head: int, rank: int, n_rope: int, positions: list[int
     pages = (np.ascontiguousarray(x).reshape(1, cache.pages, -1).view(np.uint32) for x in (keys, values))
     empty = np.zeros((rows, n_head, 0), np.int8), np.zeros((rows, n_head, 0), F)
     expected = np.empty_like(out)
-    given = q, *empty, *pages, at, sequences, cache.table, F(width**-0.5), 0, np.zeros(0, F), expected
+    given = (
+        q,
+        *empty,
+        *pages,
+        at,
+        sequences,
+        cache.table,
+        F(width**-0.5),
+        0,
+        np.zeros(0, F),
+        attention.NO_PARTS,
+        expected,
+    )
     run(attention.attend(bits, bits, group), *given, items=rows * n_head)
     assert out.tobytes() == expected.tobytes()
 

@@ -7,7 +7,7 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cache.kv import AttentionCache
 from engine.cache.types import BLOCK, CacheType
-from engine.cpu import attention, glu, integer_attention, integer_cache, quantized_cache, rope
+from engine.cpu import attention, glu, integer_attention, integer_cache, observe, quantized_cache, rope
 from engine.cpu.operations.rows import RowOperations
 from engine.cpu.runtime.program import TILE_NS
 from engine.ops.heads import Heads
@@ -39,8 +39,9 @@ class AttentionOperations(RowOperations):
             self.do(glu.ungated, both, q.reshape(-1, heads.d_k), items=both.shape[0], ns=0.1 * heads.d_k)
         queries, k, v = self._prepared(heads, [q, k, v], batch, table)
         slots = batch.sequences
-        self.append(cache, k, v, batch.positions, slots)
-        out = self.attend(queries, cache, batch.positions, heads.scale, sinks=heads.sinks, sequences=slots)
+        places, masses = cache.places(batch), cache.masses(batch, cache.window)
+        self.append(cache, k, v, places, slots)
+        out = self.attend(queries, cache, places, heads.scale, None, heads.sinks, slots, masses)
         if both is not None:
             self.do(glu.sigmoid_gate, out.reshape(-1, heads.d_v), both, items=both.shape[0], ns=1.0 * heads.d_v)
         return out
@@ -56,7 +57,8 @@ class AttentionOperations(RowOperations):
         window: int,
     ) -> np.ndarray:
         (queries,) = self._prepared(heads, [q], batch, table)
-        return self.attend(queries, cache, last, heads.scale, window, heads.sinks, batch.sequences)
+        masses = cache.masses(batch, window)
+        return self.attend(queries, cache, last, heads.scale, window, heads.sinks, batch.sequences, masses)
 
     def remember(
         self,
@@ -68,7 +70,12 @@ class AttentionOperations(RowOperations):
         table: np.ndarray | None,
     ) -> None:
         k, v = self._prepared(heads, [k, v], batch, table)
-        self.append(cache, k, v, batch.positions, batch.sequences)
+        self.append(cache, k, v, cache.places(batch), batch.sequences)
+
+    def places(self, positions: np.ndarray, batch: Batch[np.ndarray], dropped: np.ndarray) -> np.ndarray:
+        out = self.empty(positions.shape, np.int32)
+        self.do(observe.places, positions, batch.sequences, dropped, out, items=positions.size, ns=1.0)
+        return out
 
     def _prepared(
         self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Batch[np.ndarray], table: np.ndarray | None
@@ -139,10 +146,12 @@ class AttentionOperations(RowOperations):
         window: int | None = None,
         sinks: np.ndarray | None = None,
         sequences: np.ndarray | None = None,
+        masses: np.ndarray | None = None,
     ) -> np.ndarray:
         """Attend q [rows, n_head, d_k] over the cache up to positions int32 [rows] of the sequences in slots int32 [rows],
         None: all in slot 0; as far back as ``window``, or as its own window if that is None, with ``sinks`` [n_head] or
-        without: float32 [rows, n_head * d_v]."""
+        without: float32 [rows, n_head * d_v].  masses: int32 [slots * 64, chunks], to which those of the rows are added, or
+        None."""
         self._tell("query", q)
         rows, n_head, _ = q.shape
         sequences = _FIRST_SLOT[:rows] if sequences is None else sequences
@@ -157,17 +166,32 @@ class AttentionOperations(RowOperations):
         per_tile = max(1, min(items // cache.n_head_kv, -(-items // (2 * self.n_threads)), 64))
         tiles: Any = {"items": items, "ns": TILE_NS / per_tile, "multiple": per_tile}
         d, sinks = cache.d_v, _NO_WEIGHTS if sinks is None else sinks
+        parts = attention.NO_PARTS if masses is None else self.empty((rows, n_head, cache.table.shape[1], 2))
         if k.whole:
             query = self.integer_queries(q, scale, k)
-            whole = *query, keys, values, positions, sequences, cache.table, window, sinks, out
+            whole = *query, keys, values, positions, sequences, cache.table, window, sinks, parts, out
             self.do(integer_attention.attend(k.bits), *whole, **tiles)
+            self._observe(parts, positions, sequences, sinks, masses)
             self.do(integer_cache.rotate_rows, out.reshape(-1, d), v.block(d), items=items, ns=1.0 * d)
             return out.reshape(rows, -1)
         given = q, *self.int8_queries(q, scale, k), keys, values, positions, sequences, cache.table
-        self.do(attention.attend(k.bits, v.bits), *given, f32(scale), window, sinks, out, **tiles)
+        self.do(attention.attend(k.bits, v.bits), *given, f32(scale), window, sinks, parts, out, **tiles)
+        self._observe(parts, positions, sequences, sinks, masses)
         if v.quantized:
             self.do(quantized_cache.rotate_rows, out.reshape(-1, d), items=items, ns=1.0 * d)
         return out.reshape(rows, -1)
+
+    def _observe(
+        self,
+        parts: np.ndarray,
+        places: np.ndarray,
+        sequences: np.ndarray,
+        sinks: np.ndarray,
+        masses: np.ndarray | None,
+    ) -> None:
+        if masses is not None:
+            ns = 10.0 * parts.shape[1] * parts.shape[2]
+            self.do(observe.observe, parts, places, sequences, sinks, masses, items=places.size, ns=ns)
 
     def int8_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
         """Queries [rows, n_head, d_k] quantized for quantized keys: int8, and scales float32 [rows, n_head, d_k / 32]; empty

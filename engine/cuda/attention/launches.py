@@ -7,7 +7,7 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cache.kv import CHUNK, AttentionCache
 from engine.cpu.integer_cache import LOG2_E
-from engine.cuda import rope
+from engine.cuda import observe, rope
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
@@ -55,7 +55,7 @@ def rotate(
     given: tuple[Argument, ...] = (
         *(q or 0, k or 0, v or 0),
         *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
-        *(batch.positions, batch.sequences, cache.table, angles or 0),
+        *(batch.positions, cache.places(batch), batch.sequences, cache.table, angles or 0),
         *(heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0)), heads.query_scales or 0),
         *(heads.eps, scale, n_head, cache.pages, cache.table.shape[1], int(batch.mixed)),
         *(query[0], query[-1], new or 0, cache.keys, cache.values),
@@ -74,12 +74,13 @@ def attend(
     new: Tensor | None,
     cache: AttentionCache[Tensor],
     batch: Batch[Tensor],
+    places: Tensor,
     window: int,
     gate: Tensor | None = None,
 ) -> Attended:
-    """Record attention of the queries that ``rotate`` returned, over the sequences of the rows up to ``batch.positions``.
+    """Record attention of the queries that ``rotate`` returned, over the sequences of the rows up to places int32 [rows].
     The chunks of the result are joined when it is used."""
-    rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
+    rows, k, v = batch.rows, cache.k_type, cache.v_type
     stride = cache.table.shape[1]
     partials = attention.partials(stride * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
@@ -100,10 +101,14 @@ def attend(
     mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, partials))
     # Blocks of the kernel of integers have pairs of so many rows of one sequence.
     of_sequence = 1 if k.whole and batch.mixed else rows
-    read = (*given, cache.keys, cache.values, positions, batch.sequences, cache.table)
+    read = (*given, cache.keys, cache.values, places, batch.sequences, cache.table)
     seen = (*read, mass, values, of_sequence, cache.pages, stride, partials, window, heads.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, seen, mass=mass, values=values)
-    return Attended(mass, values, positions, gate, heads.sinks, shape, partials, window, heads.n_head * cache.d_v)
+    masses = cache.masses(batch, window)
+    if masses is not None:
+        given = mass, places, batch.sequences, heads.sinks or 0, masses, partials, masses.shape[1]
+        recorder.launch(observe.observe(heads.n_head, heads.sinks is not None), (rows,), observe.THREADS, given)
+    return Attended(mass, values, places, gate, heads.sinks, shape, partials, window, heads.n_head * cache.d_v)
 
 
 def attend_wide(
@@ -112,16 +117,18 @@ def attend_wide(
     query: tuple[Tensor, ...],
     cache: AttentionCache[Tensor],
     batch: Batch[Tensor],
+    places: Tensor,
     window: int,
     gate: Tensor | None,
 ) -> Tensor:
-    """Record attention of more rows than narrow kernels take, all of one sequence; their keys and values are in the cache:
-    float32 [rows, n_head * d_v]."""
+    """Record attention of more rows than narrow kernels take, all of one sequence, up to places int32 [rows]; their keys and
+    values are in the cache: float32 [rows, n_head * d_v]."""
     assert not batch.mixed, f"attention of several sequences takes at most {NARROW_ROWS} rows"
-    rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
+    assert cache.masses(batch, window) is None, f"at most {NARROW_ROWS} rows are observed at a time"
+    rows, k, v = batch.rows, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
-    read = cache.keys, cache.values, positions, batch.sequences, cache.table, gate or 0, heads.sinks or 0, out
+    read = cache.keys, cache.values, places, batch.sequences, cache.table, gate or 0, heads.sinks or 0, out
     numbers = rows, cache.pages, cache.table.shape[1], window
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
     if k.whole:
@@ -139,7 +146,7 @@ def attend_wide(
     # Narrow kernels, some rows at a time.  The last group overlaps the one before it, so that all use the same kernel.
     for first in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
         part = slice(first, first + NARROW_ROWS)
-        own = replace(batch, positions=positions[part])
-        of_part = tuple(x[part] for x in query), None, cache, own, window, gate[part] if gate else None
+        own = replace(batch, positions=batch.positions[part])
+        of_part = tuple(x[part] for x in query), None, cache, own, places[part], window, gate[part] if gate else None
         attend(recorder, heads, *of_part).write(recorder, out[part])
     return out

@@ -105,6 +105,8 @@ class Plans:
         launch."""
         for launch in plan.launches[which]:
             self._device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, plan.percent)
+            if launch.finishes:
+                self._device.finish()
             if then is not None:
                 self._device.synchronize(f"the kernel {launch.kernel.name}")
                 then(launch)

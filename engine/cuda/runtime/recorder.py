@@ -1,6 +1,7 @@
 """Recording the launches of a pass, and allocating memory for their results."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,11 @@ class Recorder:
         # Record addresses only, so that the results are not kept alive and later launches can reuse their memory.
         written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values())
         self._launches.append(Launch(kernel, grid, block, plain, written, tuple(outputs)))
+
+    def finish(self) -> None:
+        """Let the next launch start only after the latest one has ended."""
+        assert self._launches
+        self._launches[-1] = replace(self._launches[-1], finishes=True)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = f32) -> Tensor:
         """An uninitialized array for a result."""

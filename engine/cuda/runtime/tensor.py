@@ -78,6 +78,8 @@ class Launch:
     - mass, values: the results of attention for each chunk: largest score and sum, and weighted values;
     - convolved, gates: the inputs of a gated delta rule: q, k, v of each row, and decay and rate;
     - logits, ids, weights, listed, items: the choice of experts, and pairs (row, expert) sorted by expert.
+
+    finishes: whether the next launch starts only after this one has ended.
     """
 
     kernel: Specialization
@@ -86,6 +88,7 @@ class Launch:
     arguments: tuple[float, ...]
     outputs: tuple[Tensor, ...]
     names: tuple[str, ...]
+    finishes: bool = False
 
 
 class Plan:

@@ -262,7 +262,7 @@ class Gemma4(Gemma4Loader, Model):
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
             q = layer.attn_q.apply(ops, a)
-            o = ops.attend_past(layer.heads, q, memory, batch, batch.positions, table, memory.window)
+            o = ops.attend_past(layer.heads, q, memory, batch, memory.places(batch), table, memory.window)
         else:
             given = [layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else [])]
             q, k, *v = products(ops, a, given)

@@ -89,4 +89,5 @@ def timings_of(answer: Answer) -> dict[str, Any]:
         "predicted_ms": round(1e3 * t.predicted_s, 3),
         "predicted_per_token_ms": round(1e3 * t.predicted_s / max(1, t.predicted_n), 3),
         "predicted_per_second": round(t.predicted_per_second, 3),
+        **({"dropped_n": t.dropped_n} if t.dropped_n else {}),
     }

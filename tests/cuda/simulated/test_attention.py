@@ -91,7 +91,7 @@ def agree(
     given = (memory.reshape(*memory.shape[:2], -1).view(np.uint32) for memory in (keys, values))
     none = np.empty((rows, n_head, 0), np.int8), np.empty((rows, n_head, 0), np.float32)
     read = *given, at, of_rows, cache.table
-    mirror.attend(bits, bits, group)(q, *none, *read, SCALE, window, sinks, expected, 0, rows * n_head)
+    mirror.attend(bits, bits, group)(q, *none, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:

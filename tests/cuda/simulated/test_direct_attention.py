@@ -101,7 +101,8 @@ def agree(
     expected = np.empty((rows, n_head, d_v), np.float32)
     flat = [memory.reshape(n_head_kv, cache.pages, -1).view(np.uint32) for memory in (cache.keys, cache.values)]
     read = *flat, at, of_rows, cache.table
-    mirror.attend(k.bits, v.bits, group)(q, integers, scales, *read, SCALE, window, sinks, expected, 0, rows * n_head)
+    law = mirror.attend(k.bits, v.bits, group)
+    law(q, integers, scales, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
 
     n_partials, stride = attention.partials(max(ends), window), cache.table.shape[1]

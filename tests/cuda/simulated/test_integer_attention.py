@@ -14,6 +14,7 @@ from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, CHUNK, Types
 from engine.cpu import glu, integer_cache
 from engine.cpu import integer_attention as mirror
+from engine.cpu.attention import NO_PARTS
 from engine.cuda.attention import attend, integer_steps, integer_tile, integer_tiled
 from engine.cuda.runtime.simulator import run
 from tests.cuda.simulated.test_direct_attention import NO_SINKS, ends_of, unset
@@ -78,7 +79,8 @@ class Case:
     def expected(self, sinks: np.ndarray, joined: int) -> np.ndarray:
         """What the CPU finds, before gates."""
         out = np.empty((self.rows, self.n_head, self.d_v), np.float32)
-        given = self.integers, self.scales, *self.read, self.window, sinks, out, 0, self.rows * self.n_head
+        end = NO_PARTS, out, 0, self.rows * self.n_head
+        given = self.integers, self.scales, *self.read, self.window, sinks, *end
         mirror.attend(self.of.bits, joined)(*given)
         integer_cache.rotate_rows(out.reshape(-1, self.d_v), self.of.block(self.d_v), 0, self.rows * self.n_head)
         assert np.isfinite(out).all()

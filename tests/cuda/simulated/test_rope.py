@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.arrays import Batch
+from engine.arrays import Batch, Thinned
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -24,6 +24,8 @@ EPS = np.float32(1e-6)
 SCALE = np.float32(0.3)
 N_HEAD, N_HEAD_KV = 3, 2
 POSITIONS = np.array([127, 128, 300], np.int32)
+PLACES = np.array([63, 64, 172], np.int32)
+"""Of a sequence that has dropped chunks."""
 
 
 def agree(
@@ -68,7 +70,7 @@ def agree(
         getattr(mine, name)[...] = getattr(cache, name)
     slots = np.array([1, 1, 0] if mixed else [1, 1, 1], np.int32)
     given_slots = slots if mixed else np.array([1, 77, 77], np.int32)
-    batch = Batch(POSITIONS, POSITIONS, slots, mixed)
+    batch = Batch(POSITIONS, POSITIONS, slots, mixed, thinned=Thinned(POSITIONS[:0], PLACES))
 
     heads: Heads[np.ndarray] = Heads(
         n_head, n_head_kv, d_k, d_v, neox, float(SCALE), float(EPS), gated=gated, v_normed=v_normed
@@ -102,6 +104,7 @@ def agree(
         *slices,
         *[stride] * 3,
         POSITIONS,
+        PLACES,
         given_slots,
         mine.table,
         table,
@@ -120,7 +123,7 @@ def agree(
     for name in ("keys", "values"):
         assert getattr(mine, name).tobytes() == getattr(cache, name).tobytes()
     if rope.notes(cache.k_type, cache.v_type):
-        place, lane = cache.table[slots, POSITIONS // CHUNK], POSITIONS % CHUNK
+        place, lane = cache.table[slots, PLACES // CHUNK], PLACES % CHUNK
         stored = cache.keys[:n_head_kv, place, :, lane], cache.values[:n_head_kv, place, lane].swapaxes(0, 1)
         appended = np.concatenate(stored, axis=2)
         assert np.array_equal(new, appended.view(f"u{appended.itemsize}"))

@@ -63,7 +63,7 @@ def agree(
     read = *flat, at, np.ones(rows, np.int32), cache.table
     expected = np.empty((rows, n_head, d_v), np.float32)
     law = mirror.attend(k.bits, v.bits, joined)
-    law(q, integers, scales, *read, SCALE, window, sinks, expected, 0, rows * n_head)
+    law(q, integers, scales, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
     if v.quantized:
         quantized_cache.rotate_rows(expected.reshape(-1, d_v), 0, rows * n_head)
     assert np.isfinite(expected).all()
