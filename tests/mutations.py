@@ -89,6 +89,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/cpu/test_bounds.py -k operations",
             ),
             "engine/cpu/rope.py": ("tests/cpu/test_operations.py", "tests/cpu/test_bounds.py -k operations"),
+            "engine/cpu/runs.py": ("tests/cpu/test_delta_net.py",),
             "engine/cpu/runtime/pool.py": ("tests/cpu/test_programs.py",),
             "engine/cpu/runtime/program.py": ("tests/cpu/test_team.py", "tests/cpu/test_programs.py"),
             "engine/cpu/runtime/walk.py": ("tests/cpu/test_team.py",),

@@ -81,7 +81,7 @@ class RecurrentCache(LayerMemory[A]):
         overwrites all entries of the rings.  The rings of the copy are as long as those of ``like``."""
         assert isinstance(like, RecurrentCache)
         needed = zip(self.needed(0, position, _no_pages), like.needed(0, position, _no_pages), strict=True)
-        conv, states, keys, deltas, decays = (_moved(mine, theirs.ring.shape)[None] for mine, theirs in needed)
+        conv, states, keys, deltas, decays = (mine.moved(theirs.ring.shape[0])[None] for mine, theirs in needed)
         return RecurrentCache(conv, states, keys, deltas, decays, self.n_conv)
 
     def _rows(
@@ -98,14 +98,6 @@ class RecurrentCache(LayerMemory[A]):
 
 def _no_pages(paging: Paging) -> NoReturn:
     raise AssertionError("a recurrent layer has no pages")
-
-
-def _moved(rows: StoredRows[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """The entries of a ring, a NumPy array, copied into a new ring with the given shape."""
-    out = np.zeros(shape, rows.ring.dtype)
-    for i in range(rows.first, rows.end):
-        out[i % shape[0]] = rows.ring[i % rows.ring.shape[0]]
-    return out
 
 
 @dataclass(frozen=True)

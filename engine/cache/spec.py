@@ -60,6 +60,13 @@ class StoredRows(Generic[A]):
             yield slice(row, row + count)
             first += count
 
+    def moved(self, length: int) -> np.ndarray:
+        """The entries of a ring, which must be a NumPy array, copied into a new ring of ``length`` rows."""
+        out = np.zeros((length, *self.ring.shape[1:]), cast(np.ndarray, self.ring).dtype)
+        for i in range(self.first, self.end):
+            out[i % length] = cast(np.ndarray, self.ring)[i % self.ring.shape[0]]
+        return out
+
 
 def of_sequence(array: A, slot: int) -> A:
     """A view of the part of an array [sequences, ...] that belongs to the sequence in ``slot``."""

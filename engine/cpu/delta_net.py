@@ -41,6 +41,7 @@ from numba import njit
 from engine.cache.recurrent import SEGMENT
 from engine.cpu.fold import fold
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
+from engine.cpu.runs import find_runs, follows, overwritten
 from engine.numerics import decay_of, fma, inverse_root, sigmoid, silu
 
 f32 = np.float32
@@ -48,19 +49,6 @@ DOT_CHAINS = 32
 CHANNELS = 64
 FEW = 3
 """Fewer tokens of a segment than that have their dots computed one after another; more, side by side."""
-
-
-@njit(forceinline=True, error_model="numpy")
-def _follows(positions, sequences, t, n):
-    """Whether row t is n positions after the row before it, in the same sequence."""
-    return t > 0 and sequences[t] == sequences[t - 1] and positions[t] == positions[t - 1] + n
-
-
-@njit(forceinline=True, error_model="numpy")
-def _overwritten(positions, sequences, t, length):
-    """Whether the run of row t stores a later row in its place of a ring."""
-    later = t + length
-    return later < positions.size and sequences[later] == sequences[t] and positions[later] == positions[t] + length
 
 
 @njit(cache=True, error_model="numpy")
@@ -71,13 +59,8 @@ def causal_conv(x, positions, sequences, weight, ring, y, first, last):
     taps, length = weight.shape[1], ring.shape[1]
     begin, end = CHANNELS * first, min(CHANNELS * last, channels)
     w = np.empty(end - begin, np.float32)
-    # The row of which each row is a copy, itself if it is none, and the number of rows of its run before that.
-    own, since = np.empty(rows, np.int32), np.empty(rows, np.int32)
-    for t in range(rows):
-        y[t, begin:end] = f32(0.0)
-        copied = _follows(positions, sequences, t, 0)
-        own[t] = own[t - 1] if copied else t
-        since[t] = since[t - 1] if copied else since[t - 1] + 1 if _follows(positions, sequences, t, 1) else 0
+    own, since = find_runs(positions, sequences)
+    y[:, begin:end] = f32(0.0)
     for j in range(taps):
         for c in range(end - begin):
             w[c] = weight[begin + c, j]
@@ -94,7 +77,7 @@ def causal_conv(x, positions, sequences, weight, ring, y, first, last):
         for c in range(out.size):
             out[c] = silu(out[c])
     for t in range(rows):
-        if not _overwritten(positions, sequences, t, length):
+        if not overwritten(positions, sequences, t, length):
             ring[sequences[t], positions[t] % length, begin:end] = x[t, begin:end]
 
 
@@ -251,7 +234,7 @@ def delta_rule(
         q_at, k_at = g * d, (n_k + g) * d
         begin = 0
         while begin < rows:
-            if _follows(positions, sequences, begin, 0):
+            if follows(positions, sequences, begin, 0):
                 # A copy of the row before it.
                 for r in range(item - g * share, stop - g * share):
                     h = g * share + r if grouped else g + n_k * r
@@ -262,7 +245,7 @@ def delta_rule(
             n, at = positions[begin] // SEGMENT, positions[begin] % SEGMENT
             base, before = SEGMENT * n % length, begin - at
             end = at + 1
-            while end < SEGMENT and before + end < rows and _follows(positions, sequences, before + end, 1):
+            while end < SEGMENT and before + end < rows and follows(positions, sequences, before + end, 1):
                 end += 1
             own_states, own_keys = states[sequences[begin]], keys[sequences[begin]]
             own_deltas, own_decays = deltas[sequences[begin]], decays[sequences[begin]]
@@ -315,7 +298,7 @@ def keep_keys(y, n_k, positions, sequences, keys, first, last):
     before."""
     length, d = keys.shape[1], keys.shape[3]
     for t in range(first, last):
-        if _overwritten(positions, sequences, t, length):
+        if overwritten(positions, sequences, t, length):
             continue
         for g in range(n_k):
             keys[sequences[t], positions[t] % length, g] = y[t, (n_k + g) * d : (n_k + g + 1) * d]
