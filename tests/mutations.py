@@ -89,11 +89,12 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/cpu/test_bounds.py -k operations",
             ),
             "engine/cpu/rope.py": ("tests/cpu/test_operations.py", "tests/cpu/test_bounds.py -k operations"),
-            "engine/cpu/runs.py": ("tests/cpu/test_delta_net.py",),
+            "engine/cpu/runs.py": ("tests/cpu/test_delta_net.py", "tests/cpu/test_short_conv.py"),
             "engine/cpu/runtime/pool.py": ("tests/cpu/test_programs.py",),
             "engine/cpu/runtime/program.py": ("tests/cpu/test_team.py", "tests/cpu/test_programs.py"),
             "engine/cpu/runtime/walk.py": ("tests/cpu/test_team.py",),
             "engine/cpu/sample.py": ("tests/decode/test_sampler.py",),
+            "engine/cpu/short_conv.py": ("tests/cpu/test_short_conv.py", "tests/cpu/test_bounds.py -k short"),
             "engine/cpu/softcap.py": (
                 "tests/cpu/test_operations.py",
                 "tests/models/test_oracle.py",
@@ -158,6 +159,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             ),
             "engine/cuda/sample.py": ("tests/cuda/simulated/test_sample.py",),
             "engine/cuda/attention/scores.py": ("tests/cuda/simulated/test_direct_attention.py",),
+            "engine/cuda/short_conv.py": ("tests/cuda/simulated/test_short_conv.py",),
             "engine/cuda/softcap.py": ("tests/cuda/simulated/test_operations.py -k softcap",),
             "engine/cuda/attention/tile.py": ("tests/cuda/simulated/test_tiled_attention.py",),
             "engine/cuda/attention/tiled.py": (

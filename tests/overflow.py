@@ -18,6 +18,7 @@ from engine.cache.compressed import CompressedCacheSpec
 from engine.cache.kv import AttentionCacheSpec
 from engine.cache.latent import LatentCacheSpec
 from engine.cache.recurrent import RecurrentCacheSpec
+from engine.cache.short_conv import ShortConvCacheSpec
 from engine.cache.types import F16, F32, Types, cache_type
 from engine.gguf.quants import FORMATS
 from engine.ops.activation import KINDS, SWIGLU, Activation
@@ -373,6 +374,20 @@ def delta_net(which: str) -> Rows:
     return rows
 
 
+def short_conv(part: int) -> Rows:
+    """part: b, c or x."""
+
+    def rows(device: Device, bad: float | None) -> list[np.ndarray]:
+        n, taps = 40, 3
+        bcx = with_bad(draw(ROWS, 3 * n), bad, part * n + 3)
+        memory = device.memory(ShortConvCacheSpec(n, taps, 1), 0, F32)
+        a, weight, batch = device.up(bcx), device.up(1 + draw(n, taps) / 9), rows_from(0, device)
+        batch = replace(batch, sequences=device.up(np.zeros(ROWS, np.int32)))
+        return device.run(lambda: device.ops.short_conv(weight, a, memory, batch))
+
+    return rows
+
+
 # --- compressed rows -------------------------------------------------------------------------------------------
 
 
@@ -470,6 +485,7 @@ OTHERS = [
     ),
     *(Case(f"latent attention {which}", latents(which, True)) for which in ("q", "q_rope", "c", "k_rope")),
     *(Case(f"delta net, {which}", delta_net(which)) for which in ("value", "alpha", "beta")),
+    *(Case(f"short convolution, {which}", short_conv(part)) for part, which in enumerate("bcx")),
     *(Case(f"rounding to {4 if four else 8} bits", rounding(four)) for four in (False, True)),
     *(
         Case(f"compressed rows, {which}", compressed(which, k % 2 == 1))

@@ -20,6 +20,7 @@ from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import SEGMENT, RecurrentCache
+from engine.cache.short_conv import ShortConvCache
 from engine.compile.jobs import Job
 from engine.cuda import (
     add,
@@ -31,6 +32,7 @@ from engine.cuda import (
     observe,
     per_layer,
     rms_norm,
+    short_conv,
     softcap,
     taps,
     wide_delta_net,
@@ -602,6 +604,16 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         grid = delta_net.grid(d, net.n_v, rows if batch.mixed else 1)
         self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)
         return out
+
+    def short_conv(self, weight: Tensor, bcx: Tensor, memory: ShortConvCache[Tensor], batch: Batch[Tensor]) -> Tensor:
+        (n, n_taps), length, rows, keeps = weight.shape, memory.inputs.shape[1], batch.rows, memory.has_room(batch.rows)
+        y, grid, places = self.recorder.empty((rows, n)), (-(-n // 256), rows), (batch.positions, batch.sequences)
+        arguments: tuple[Argument, ...] = (bcx, weight, n, *places, length, memory.inputs, y)
+        self.recorder.launch(short_conv.short_conv(n_taps, batch.mixed, keeps), grid, 256, arguments, result=y)
+        if not keeps:
+            arguments = (bcx, rows, n, *places, length, memory.inputs)
+            self.recorder.launch(short_conv.keep_inputs(batch.mixed), grid, 256, arguments)
+        return y
 
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor | Deferred:
         return GatedNormalized(x, weight, gate, eps)

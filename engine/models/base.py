@@ -90,7 +90,7 @@ class Model(Loader):
         #: What the drafter reads of several layers; None: it reads the output.
         self.fusion: Fusion | None = None
         self.embedding = self.loader(placement.first).matrix("token_embd.weight", config.n_vocab, config.n_embd)
-        self.output_norm = self.vector("output_norm.weight", config.n_embd)
+        self.output_norm = self.vector(f"{config.output_norm}.weight", config.n_embd)
         tied = not self.has("output.weight")
         shape = config.n_vocab, config.n_embd
         self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
@@ -327,7 +327,7 @@ class Model(Loader):
         return found
 
     def memory(self, il: int, ops: Ops | None = None) -> Any:
-        """The cache that layer il reads: ``AttentionCache``, ``LatentCache``, ``RecurrentCache`` or ``CompressedCache``.
+        """The cache that layer il reads, a ``LayerMemory`` of the kind that its mixer specifies.
 
         ops: the backend that computes the layer; None: that of its placement.
         """
@@ -348,8 +348,9 @@ class Model(Loader):
         """Take a snapshot after the first ``length`` tokens of a sequence; 0: after all tokens, of which there must be at
         least one.
 
-        A snapshot contains the states of recurrent layers, the latents and open blocks of layers with compressed rows, and
-        the output of the trunk for the layer that drafts.  The rings must still contain these entries.
+        A snapshot contains the states of recurrent layers, the latest inputs of short convolutions, the latents and open
+        blocks of layers with compressed rows, and the output of the trunk for the layer that drafts.  The rings must still
+        contain these entries.
         """
         length, arrays = length or sequence.length, []
         for ops, rows in self.remembered(length, sequence):

@@ -64,6 +64,7 @@ class ModelConfig:
     mtp_problem: why these layers cannot be used; "" if they can, or if there are none.
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of the results that mixers and networks add to the
         residual stream, and of the logits.
+    output_norm: the name of the norm before the logits in the file.
     final_softcap: the bound c in c tanh(x / c), which is applied to the logits; 0: logits are not bounded.
     n_per_layer: the width of per-layer embeddings; 0: there are none.
     n_embd_out: for an assistant, the width of the residual stream of its target.
@@ -88,6 +89,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    output_norm: str = "output_norm"
     final_softcap: float = 0.0
     n_per_layer: int = 0
     n_embd_out: int = 0

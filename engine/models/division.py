@@ -20,7 +20,7 @@ from engine.ops.operations import Ops
 EMBEDDING, PER_LAYER = "token_embd.weight", "per_layer_token_embd.weight"
 """The tables of embeddings."""
 
-OUTPUT = ("output.weight", "output_norm.weight", "output_hc_")
+OUTPUT = ("output.weight", "output_norm.weight", "token_embd_norm.weight", "output_hc_")
 """What the names of tensors of the output begin with."""
 
 NETWORK = (
@@ -36,7 +36,7 @@ NETWORK = (
 )
 """What the names of tensors of networks begin with, after that of the layer."""
 
-_MAIN = re.compile(r"blk\.[0-9]+\.(attn|ssm|ffn)_|output\.")
+_MAIN = re.compile(r"blk\.[0-9]+\.(attn_|ssm_|ffn_|shortconv\.)|output\.")
 """Tensors that decide where a part lies; the others go with them."""
 
 _LAYER = re.compile(r"blk\.([0-9]{1,4})\.(.*)")

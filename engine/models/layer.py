@@ -27,12 +27,15 @@ from engine.models.mixer_config import MixerConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
 from engine.models.recurrent import load_recurrent
 from engine.models.residual import Residual
+from engine.models.short_conv import load_short_conv
+from engine.models.short_conv_config import ShortConvConfig
 from engine.ops.operations import Ops
 
 MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], Mixer]] = {
     AttentionConfig: load_attention,
     LatentConfig: load_latent_attention,
     DeltaNetConfig: load_recurrent,
+    ShortConvConfig: load_short_conv,
     CompressedConfig: load_compressed,
 }
 """The function ``load(loader, blk, config)`` that loads a mixer, for each kind of configuration.  ``blk`` is the prefix of

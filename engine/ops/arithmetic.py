@@ -12,6 +12,7 @@ from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentCache
+from engine.cache.short_conv import ShortConvCache
 from engine.ops.activation import Activation
 from engine.ops.compressor import Compressor
 from engine.ops.delta_net import DeltaNet
@@ -143,6 +144,16 @@ class Arithmetic(Protocol[A, V, M]):
         memory: the state before the first row is read from it, and the updates and states of the rows are stored in it.
 
         Returns o, float32 [rows, n_v * d].
+        """
+
+    def short_conv(self, weight: A, bcx: A, memory: ShortConvCache[A], batch: Batch[A]) -> A:
+        """The gated short convolution: y_p = c_p * sum_j w[j] * u_(p - taps + 1 + j), with u = b * x, element by element.
+
+        weight: w, float32 [n, taps], the oldest tap first.
+        bcx: b, c and x of each row, [rows, 3 n].
+        memory: u of the positions before the first row is read from it, and u of the rows is stored in it.
+
+        Returns y, float32 [rows, n].
         """
 
     def gated_norm(self, x: A, weight: A, gate: A, eps: float) -> V:

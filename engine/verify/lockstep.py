@@ -440,7 +440,7 @@ class Lockstep:
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
         if "convolved" in values:
             return self._convolved(args, values, inner["convolved"])
-        if name in ("delta_net", "keep_rows"):
+        if name in ("delta_net", "keep_rows", "short_conv"):
             coupled = self._coupled(args, values, inner["convolved"]) if "records" in values else []
             return [*coupled, *self._kept(name, kernel, args)]
         if attended and "query" in values:
@@ -629,17 +629,20 @@ class Lockstep:
             both = [StoredRows[Any]("row", of_sequence(ring, 0), first, end) for ring in sides(args[0])]
             written = [(both[0], both[1])]
         else:
-            of_cpu, of_gpu = (memory.written(0, first, end) for memory in sides(args[3]))
-            inputs, *rest = zip(of_cpu, of_gpu, strict=True)
-            state, keys, deltas, decays = rest
-            parts = {"couple": [keys, decays], "delta_rule": [state, deltas], "keep_rows": [inputs]}
-            written = parts.get(kind, [inputs, *rest])
+            mine, theirs = sides(args[-2])
+            written = list(zip(mine.written(0, first, end), theirs.written(0, first, end), strict=True))
+            if name == "delta_net":
+                inputs, state, keys, deltas, decays = written
+                parts = {"couple": [keys, decays], "delta_rule": [state, deltas], "keep_rows": [inputs]}
+                written = parts.get(kind, written)
+            elif kind == "short_conv" and not theirs.has_room(end - first):
+                written = []  # another kernel stores them
         return [
             Check(
-                f"kept {mine.name}",
-                *kept_rows(self._gpu.ops, mine.ring, theirs.ring, mine.first, mine.end - mine.first),
+                f"kept {of_cpu.name}",
+                *kept_rows(self._gpu.ops, of_cpu.ring, of_gpu.ring, of_cpu.first, of_cpu.end - of_cpu.first),
             )
-            for mine, theirs in written
+            for of_cpu, of_gpu in written
         ]
 
     # --- a second look -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ TESTS = {
     "operations": "tests/cpu/test_operations.py",
     "quantized": "tests/cpu/test_quantized_cache.py::test_pages_that_are_used_again_while_drafts_are_verified",
     "recurrence": "tests/cpu/test_delta_net.py -k 'channels or gated'",
+    "short convolution": "tests/cpu/test_short_conv.py -k 'blocks or law or repeated'",
 }
 """Tests of sizes that are not multiples of anything."""
 

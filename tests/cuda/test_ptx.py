@@ -205,6 +205,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "add": [(), (True,)],
     "add_gated": [()],
     "gate_heads": [()],
+    "keep_inputs": [(False,), (True,)],
+    "short_conv": [(3, False, True), (4, True, True), (3, False, False)],
     "append": [(True, False), (False, True)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
