@@ -48,8 +48,6 @@ NEAREST = {
     "internlm2": "llama",
     "jamba": "qwen35",
     "kimi-linear": "qwen3next",
-    "lfm2": "qwen35",
-    "lfm2moe": "qwen35moe",
     "llama4": "llama",
     "mamba": "qwen35",
     "mamba2": "qwen35",

@@ -230,8 +230,8 @@ class Metadata:
         others: further fields of :class:`AttentionConfig`.  The default of ``scale`` is 1 / sqrt(d_k).
         """
         n_head = self.counts("attention.head_count")[il]
-        n_head_kv = self.counts("attention.head_count_kv", n_head)[il]
-        if n_head % n_head_kv:
+        n_head_kv = self.counts("attention.head_count_kv", n_head, 0)[il]
+        if not n_head_kv or n_head % n_head_kv:
             problem = f"is {n_head_kv}, which does not divide the {n_head} query heads"
             self.refuse("attention.head_count_kv", problem)
         if not self.has("attention.key_length") and self.n_embd % n_head:

@@ -72,6 +72,9 @@ _BLOCKS = {
 if "Q2_0" in T.__members__:
     _BLOCKS[T["Q2_0"]] = _Scales(0, 1.2247)
 
+_BEFORE_LOGITS = ("output_norm.weight", "token_embd_norm.weight", "shared_head_norm.weight")
+"""How the names of norms before logits end."""
+
 _INTEGERS = {T.I32: 4, T.I64: 8}
 """Bytes of the elements of tables."""
 
@@ -177,7 +180,7 @@ def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
         return _uniform(bits, n) * np.float32(n**-0.5)
     if name.endswith("exps.scale"):
         return _between(bits, n, 0.5, 2.0)
-    centre = 3.0 if name.endswith(("output_norm.weight", "shared_head_norm.weight")) else 1.0  # before logits
+    centre = 3.0 if name.endswith(_BEFORE_LOGITS) else 1.0  # before logits
     if shape.gemma4 and name.endswith("attn_q_norm.weight"):
         centre = n**-0.5  # scores have no other scale
     elif name.endswith("ffn_gate_inp.scale"):
@@ -241,7 +244,7 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_block)
-    add_widths(writer, shape.gemma4, shape.n_layer, shape.n_head_kv, shape.n_ff)
+    add_widths(writer, shape.gemma4, shape.n_layer, shape.head_counts_kv, shape.n_ff)
     writer.add_head_count(shape.head_counts)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.value_dim)
@@ -281,9 +284,12 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_chat_template(_CHAT_TEMPLATE)
 
 
-def add_widths(writer: gguf.GGUFWriter, gemma: Gemma4Shape | None, n_layer: int, n_head_kv: int, n_ff: int) -> None:
+def add_widths(
+    writer: gguf.GGUFWriter, gemma: Gemma4Shape | None, n_layer: int, n_head_kv: int | list[int], n_ff: int
+) -> None:
     """Add heads of keys and widths of feed-forward networks, which in gemma4 and its assistants differ between layers."""
     if gemma:
+        assert isinstance(n_head_kv, int)
         add_gemma4(writer, gemma, n_layer, n_head_kv, n_ff)
         return
     writer.add_head_count_kv(n_head_kv)

@@ -1,7 +1,7 @@
 """The sizes of a model, and the tensors that a file of this architecture has."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gguf import GGMLQuantizationType as T
@@ -101,6 +101,16 @@ class Shape:
     def head_counts(self) -> int | list[int]:
         """The number of heads, or that of each layer of the file."""
         return self.n_head
+
+    @property
+    def head_counts_kv(self) -> int | list[int]:
+        """The number of heads of keys, or that of each layer of the file."""
+        return self.n_head_kv
+
+    @property
+    def has_values(self) -> Sequence[bool]:
+        """For each layer of the file, whether it has an ``attn_v``, or an ``attn_qkv``."""
+        return self.gemma4.owns_values(self.n_layer) if self.gemma4 else [True] * self.n_block
 
     @property
     def value_dim(self) -> int:

@@ -12,6 +12,7 @@ from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
+from engine.synthetic.convolutions import CONVOLUTIONS
 from engine.synthetic.deepseek4 import DEEPSEEK4
 from engine.synthetic.dflash import DFLASHES
 from engine.synthetic.eagle3 import EAGLE3S
@@ -124,7 +125,7 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES | LATENTS | DEEPSEEK4 | EAGLE3S | DFLASHES
+    return _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | DEEPSEEK4 | EAGLE3S | DFLASHES
 
 
 def parse_shape(text: str) -> tuple[str, str]:
@@ -150,8 +151,8 @@ _MIXES = {
     "Q5_1": (T.Q5_1, T.Q6_K, False),
 }
 
-# Small matrices that stay float32: the router of experts, and the convolution of a delta net.
-_FLOAT = ("ffn_gate_inp", "ssm_conv1d")
+# Small matrices that stay float32: the router of experts, and convolutions.
+_FLOAT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
 
 # The replacement of a 256-wide format when the row length is not a multiple of 256.
 _FALLBACK = {
@@ -193,10 +194,10 @@ def tensor_type(shape: Shape, quant: str, name: str, columns: int) -> T:
     kind = main
     if name == "output.weight" or (shape.tied and name in ("token_embd.weight", "per_layer_token_embd.weight")):
         kind = head
-    elif more and part == "attn_v" and shape.gemma4:
-        owners = shape.gemma4.owns_values(shape.n_layer)
+    elif more and part == "attn_v":
+        owners = shape.has_values
         kind = T.Q6_K if use_more_bits(sum(owners[:layer]), sum(owners)) else main
-    elif more and re.fullmatch(r"attn_v|attn_qkv|ffn_down(_exps|_shexp)?", part):
+    elif more and re.fullmatch(r"attn_qkv|ffn_down(_exps|_shexp)?", part):
         kind = T.Q6_K if use_more_bits(layer, shape.n_block) else main
     if quant in _MIXES and shape.experts and shape.experts.n_expert == 8:  # they cost little beside so many
         if part in ("attn_k", "attn_v", "attn_qkv"):

@@ -623,6 +623,8 @@ MODELS = [
     *(("tiny-gpt-oss", quant) for quant in ("Q4_K_M", "Q8_0", "F32")),
     *(("tiny-glm4moe", quant) for quant in ("Q4_K_M", "IQ3_S", "F16")),
     *(("tiny-step35", quant) for quant in ("Q4_K_M", "Q8_0")),
+    *(("tiny-lfm2", quant) for quant in ("Q4_K_M", "F16")),
+    *(("tiny-lfm2moe", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
 ]
 MIXED = (
@@ -632,6 +634,8 @@ MIXED = (
     "tiny-step35",
     "tiny-qwen35",
     "tiny-qwen35moe",
+    "tiny-lfm2",
+    "tiny-lfm2moe",
     "tiny-gemma4",
     "tiny-gemma4-moe",
     "tiny-gemma4-e",
@@ -711,6 +715,8 @@ WIDE = [
     ("tiny-glm4moe", "Q4_K_M", "f16"),
     ("tiny-glm4moe", "IQ2_S", "f32"),
     ("tiny-step35", "Q4_K_M", "f16"),
+    ("tiny-lfm2", "Q4_K_M", "f16"),
+    ("tiny-lfm2moe", "Q8_0", "q8_0"),
 ]
 
 

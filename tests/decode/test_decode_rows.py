@@ -24,6 +24,7 @@ KINDS = {
     "assistant": ("tiny-gemma4", "tiny-gemma4-assistant"),
     "mixture": ("tiny-qwen3moe", ""),
     "latents": ("tiny-deepseek2", ""),
+    "convolutions": ("tiny-lfm2", ""),
     "compressed": ("tiny-deepseek4", "tiny-deepseek4-mtp"),
 }
 """Shapes of models and of what drafts for them; the hybrid and the latents have a layer that drafts."""

@@ -23,6 +23,7 @@ KINDS = {
     "windows": ("tiny-gemma3", ""),
     "mixture": ("tiny-qwen3moe", ""),
     "gemma4": ("tiny-gemma4", "tiny-gemma4-assistant"),
+    "convolutions": ("tiny-lfm2", ""),
     "deepseek4": ("tiny-deepseek4", "tiny-deepseek4-mtp"),
 }
 """Shapes of models and of what drafts for them; the hybrid has a layer that drafts."""

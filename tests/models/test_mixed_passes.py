@@ -13,6 +13,7 @@ from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
+from engine.cache.short_conv import ShortConvCache
 from engine.decode.evaluate import evaluate
 from engine.errors import ContextError
 from engine.limits import DECODE_ROWS
@@ -39,6 +40,7 @@ KINDS = {
     "hybrid mixture": Kind("tiny-qwen35moe", "Q4_0"),
     "gemma4": Kind("tiny-gemma4-e", "Q4_K_M", "f16", "tiny-gemma4-e-assistant"),
     "latents": Kind("tiny-deepseek2", "Q4_K_M"),
+    "convolutions": Kind("tiny-lfm2moe", "Q4_K_M"),
     "deepseek4": Kind("", "Q8_0"),
     "eagle3": Kind("tiny-qwen35moe", "Q4_0", "f16", "tiny-eagle3"),
     "dflash": Kind("tiny-gemma4", "Q4_0", "f16", "tiny-dflash"),
@@ -108,7 +110,7 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
                     rows = blocks.rows.swapaxes(1, 2) if swapped else blocks.rows
                     found.append(in_chunks(rows, blocks.table[slot], 0, n // layer.ratio))
         else:
-            assert isinstance(layer, RecurrentCache)  # in rings
+            assert isinstance(layer, (RecurrentCache, ShortConvCache))  # in rings
     return found
 
 
@@ -137,7 +139,9 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     alone, several = engine.load(**given, n_threads=1), engine.load(**given, n_threads=2, parallel=3)
     one: Any = alone.model
     model: Any = several.model
-    assert len(model.sequences) == 3 and (model.drafter is None) is (name in ("dense", "windows", "mixture"))
+    assert len(model.sequences) == 3 and (model.drafter is None) is (
+        name in ("dense", "windows", "mixture", "convolutions")
+    )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]
     texts = [rng.integers(0, n_vocab - 3, BEGUN[i] + kept[i] + LATER).astype(np.int32) for i in range(3)]

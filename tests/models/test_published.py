@@ -27,6 +27,7 @@ from engine.models.latent_config import LatentConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
 from engine.models.registry import ARCHITECTURES, build, read_config
 from engine.models.rope_config import RopeConfig
+from engine.models.short_conv_config import ShortConvConfig
 from tests.conftest import REPOSITORY
 from tests.published.headers import layers_of
 
@@ -152,6 +153,9 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         assert (mixer.n_k, mixer.n_v) == (text["linear_num_key_heads"], text["linear_num_value_heads"])
         assert mixer.state_size == text["linear_key_head_dim"] and mixer.n_conv == text["linear_conv_kernel_dim"]
         return
+    if isinstance(mixer, ShortConvConfig):
+        assert kind == "conv" and (mixer.n, mixer.taps) == (text["hidden_size"], text["conv_L_cache"])
+        return
     if kind == "sliding_attention":
         heads = (published.first("attention_other_setting") or text)["num_attention_heads"]
     assert mixer.n_head == heads
@@ -181,12 +185,15 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
 def check_network(published: Published, il: int, network: NetworkConfig) -> None:
     text = published.text
     count = published.first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    dense = published.first("first_k_dense_replace", "moe_layer_start_index") or 0
+    dense = published.first("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers") or 0
     dense = dense or list(published.first("moe_layer_freq") or []).count(0)
     if not count or il < dense:
         assert isinstance(network, DenseConfig)
         doubled = text.get("use_double_wide_mlp") and il >= published.n_layer - text["num_kv_shared_layers"]
-        assert network.n_ff == text["intermediate_size"] * (2 if doubled else 1)
+        width = text["intermediate_size"] * (2 if doubled else 1)
+        if text.get("block_auto_adjust_ff_dim"):
+            width = -(-2 * width // 3 // text["block_multiple_of"]) * text["block_multiple_of"]
+        assert network.n_ff == width
         return
     assert isinstance(network, ExpertsConfig)
     used = published.first("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
@@ -250,8 +257,8 @@ def test_a_published_model(name: str) -> None:
     assert (config.n_layer, config.n_embd) == (published.n_layer, text["hidden_size"])
     if "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
         assert config.n_ctx_train == text["max_position_embeddings"]
-    if "rms_norm_eps" in text:
-        assert config.norm_eps == pytest.approx(text["rms_norm_eps"])
+    if (eps := published.first("rms_norm_eps", "norm_eps")) is not None:
+        assert config.norm_eps == pytest.approx(eps)
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale)
     if published.kind.startswith("granite"):
         names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")

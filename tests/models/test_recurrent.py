@@ -153,7 +153,7 @@ def test_snapshots_keep_to_their_budget() -> None:
     assert len(kept) == 0 and keys[0] not in kept
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen35", "tiny-qwen35moe"])
+@pytest.fixture(scope="module", params=["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2"])
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> engine.LLM:
     path = make_model(tmp_path_factory.mktemp("model") / "tiny.gguf", request.param, "Q8_0", seed=3)
     return engine.load(path, n_ctx=256, n_threads=1, draft_max=8)
@@ -204,6 +204,18 @@ def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
                 ).tobytes()
             )
         assert again == following
+
+
+def test_a_saved_conversation_continues(llm: engine.LLM, tmp_path: Path) -> None:
+    tokens = np.random.default_rng(6).integers(3, 200, 90).tolist()
+    llm.reset()
+    llm.prefill(tokens[:70])
+    llm.save_state(tmp_path / "state")
+    saved, expected = states(llm), llm.prefill(tokens)[0].tobytes()
+    llm.reset()
+    assert llm.load_state(tmp_path / "state") == tokens[:70] and states(llm) == saved
+    logits, kept = llm.prefill(tokens)
+    assert kept == 70 and logits.tobytes() == expected
 
 
 def borders(llm: engine.LLM, ids: SequenceOf[int]) -> list[int]:
@@ -342,9 +354,10 @@ def test_ten_turns_read_only_what_is_new(mtp: bool) -> None:
     assert fresh.complete(ids, max_tokens=12, temperature=0.9, seed=9, ignore_eos=True).ids == answer.ids
 
 
-def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2moe"])
+def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path, shape: str) -> None:
     """More drafts need longer rings, which go round at other positions: the arrays and what follows are the same."""
-    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0", seed=3)
+    path = make_model(tmp_path / "tiny.gguf", shape, "Q8_0", seed=3)
     short, long = (engine.load(path, n_ctx=256, n_threads=1, draft_max=n) for n in (1, 15))
     tokens = np.random.default_rng(1).integers(0, short.config.n_vocab, 60).tolist()
     for length in (21, 37, 48, 59):

@@ -64,6 +64,21 @@ CHANGES = {
         "tensors that a plain granite model does not have: blk.1.ssm_in.weight; this variant is not supported.",
         tensors={"blk.1.ssm_in.weight": (8, 8)},
     ),
+    "bias of a convolution": Change(
+        "lfm2",
+        "tensors that a plain lfm2 model does not have: blk.0.shortconv.conv.bias; this variant is not supported.",
+        tensors={"blk.0.shortconv.conv.bias": (96,)},
+    ),
+    "taps": Change("lfm2", "is 1, outside 2", keys={"shortconv.l_cache": 1}),
+    "other taps": Change(
+        "lfm2moe",
+        "tensor blk.0.shortconv.conv.weight has shape [80, 4] where the metadata requires [80, 3]; the file is "
+        "inconsistent.",
+        keys={"shortconv.l_cache": 3},
+    ),
+    "attention without heads": Change(
+        "smollm3", "is 0, which does not divide the 5 query heads", keys={"attention.head_count_kv": 0}
+    ),
     "scale of a router": Change(
         "glm4moe",
         "tensors that a plain glm4moe model does not have: blk.1.ffn_gate_inp.scale; this variant is not supported.",

@@ -48,7 +48,7 @@ PUBLISHED = {
 
 # As their cards round them, in billions (the smaller ones count the parts that see and hear).
 PUBLISHED_ROUNDED = {"gemma4-31b": 30.7, "gemma4-26b-a4b": 25.2, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8}
-PUBLISHED_ROUNDED["deepseek-v2-lite"] = 15.7
+PUBLISHED_ROUNDED |= {"deepseek-v2-lite": 15.7, "lfm2-1.2b": 1.2, "lfm2-8b-a1b": 8.3}
 
 # These come with a vision tower (27 layers of width 1152), which is not in the file of the text model: billions of
 # parameters of both, and the parameters of the tower as built by ``transformers``.
@@ -58,7 +58,7 @@ PUBLISHED_WITH_VISION = {
 }
 
 HYBRID = ("qwen35", "qwen35moe")
-MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2", "deepseek4", "step35")
+MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2", "deepseek4", "step35", "lfm2moe")
 
 TINY = [name for name in shapes() if name.startswith("tiny-") and not name.endswith(("-mtp", "-eagle3", "-dflash"))]
 

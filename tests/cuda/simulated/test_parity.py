@@ -23,6 +23,7 @@ from engine.cuda import backend, indexer
 from engine.cuda.runtime import device, driver
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
+from engine.synthetic.convolutions import Lfm2Shape
 from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.latents import LatentShape
 from engine.synthetic.mixtures import GptOssShape
@@ -77,6 +78,7 @@ SHAPES = {
         interval=2,
         n_mtp=1,
     ),
+    "lfm2": Lfm2Shape(*("lfm2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
 }
 
 
@@ -135,6 +137,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("gemma3", "Q8_0", "f16", [2]),
             ("gpt-oss", "F16", "f16", [2]),
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
+            ("lfm2", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),
@@ -164,6 +167,9 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         assert {"stored row", "rotated query", "query times k_b", *CHUNK_PARTS, "result"} == found
         assert {"remember_latent", "mtp_input"} <= operations
         assert {"latent_rope", "matmul_heads", "attend_latents"} <= kernels
+        return
+    if architecture == "lfm2":
+        assert {check.what for site, check in noted if site.operation == "short_conv"} == {"result", "kept inputs"}
         return
     if architecture == "gpt-oss":
         # A product of a float format does not add the bias itself.
