@@ -83,6 +83,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/cpu/test_quantized_cache.py",
                 "tests/cpu/test_bounds.py -k quantized",
             ),
+            "engine/cpu/layer_norm.py": ("tests/cpu/test_operations.py -k layer_norm",),
             "engine/cpu/rms_norm.py": (
                 "tests/cpu/test_operations.py",
                 "tests/models/test_oracle.py",
@@ -150,6 +151,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/cuda/simulated/test_direct_attention.py",
             ),
             "engine/cuda/attention/quantized_tile.py": ("tests/cuda/simulated/test_tiled_attention.py",),
+            "engine/cuda/layer_norm.py": ("tests/cuda/simulated/test_operations.py -k layer_norm",),
             "engine/cuda/rms_norm.py": ("tests/cuda/simulated/test_operations.py -k norm",),
             "engine/cuda/rope.py": ("tests/cuda/simulated/test_rope.py",),
             "engine/cuda/products/router.py": (

@@ -172,6 +172,16 @@ def rms_norm(device: Device, bad: float | None) -> list[np.ndarray]:
     return device.run(lambda: device.ops.plain(device.ops.rms_norm(x, w, 1e-6)))
 
 
+def layer_norm(device: Device, bad: float | None) -> list[np.ndarray]:
+    x, w = device.up(with_bad(draw(ROWS, 40), bad)), device.up(draw(40))
+    return device.run(lambda: device.ops.plain(device.ops.layer_norm(x, w, w, 1e-6)))
+
+
+def layer_norm_of_a_product(device: Device, bad: float | None) -> list[np.ndarray]:
+    x, w, m = device.up(with_bad(draw(ROWS, 96), bad)), device.up(draw(96)), device.matrix(weight("Q8_0", 3, 96))
+    return device.run(lambda: device.ops.matmul(device.ops.layer_norm(x, w, None, 1e-6), m))
+
+
 def norm_of_a_product(device: Device, bad: float | None) -> list[np.ndarray]:
     x, w, m = device.up(with_bad(draw(ROWS, 96), bad)), device.up(draw(96)), device.matrix(weight("Q8_0", 3, 96))
     return device.run(lambda: device.ops.matmul(device.ops.rms_norm(x, w, 1e-6), m))
@@ -445,6 +455,8 @@ def compressed(which: str, half: bool = False) -> Rows:
 NORMS = [
     Case("rms_norm", rms_norm, SQUARES),
     Case("rms_norm and a product", norm_of_a_product, SQUARES),
+    Case("layer_norm", layer_norm, SQUARES),
+    Case("layer_norm and a product", layer_norm_of_a_product, SQUARES),
     Case("rms_norm_add", added_norm, SQUARES),
     Case("rms_norm_add, rms_norm and a product", added_norm_of_a_product, SQUARES),
     Case("per_layer_inputs", per_layer, SQUARES),

@@ -53,7 +53,7 @@ from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
-from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
+from engine.cuda.runtime.values import Centered, Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.cuda.runtime.weight_stream import STAGING, DeviceWeightStream, can_be_streamed
 from engine.gguf.pages import give_back
 from engine.limits import DECODE_ROWS
@@ -485,6 +485,9 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
         added = Added(residual, x, weight, eps, scale, out)
         self.recorder.add(rms_norm.rms_norm_add(), (1, x.shape[0]), 256, added)
         return out
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor | Deferred:
+        return Centered(x, weight, bias, eps)
 
     def attention(
         self,

@@ -92,7 +92,7 @@ def rms_norm_add() -> KernelCode:
     return rms_norm_add
 
 
-def _make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
+def make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
     """(n_x, own, inverse) of a row of n whose chains are the block's threads, in registers, without a loop.
 
     ``own(p, x)``: x [n_x] = the thread's elements of the row at p, 0 past its end.
@@ -127,7 +127,7 @@ def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> KernelCode:
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
     store = make_store(unit, wide)
-    n_x, own_of, inverse = _make_row(n)
+    n_x, own_of, inverse = make_row(n)
 
     @cuda.jit
     def rms_norm_quantize(x, weight, eps, q, d, sums):
@@ -162,7 +162,7 @@ def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -
     Grid: (ceil(n / 256), rows); a block computes all of a row, and stores and quantizes a run of 256 positions.
     """
     store = make_store(unit, wide)
-    n_x, own_of, inverse = _make_row(n)
+    n_x, own_of, inverse = make_row(n)
 
     @cuda.jit
     def rms_norm_add_quantize(residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums):

@@ -54,6 +54,10 @@ class Arithmetic(Protocol[A, V, M]):
     def rms_norm_add(self, residual: A, x: A, weight: A, eps: float, scale: float = 1.0) -> A:
         """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n].  Returns float32 [rows, n]."""
 
+    def layer_norm(self, x: A, weight: A, bias: A | None, eps: float) -> V:
+        """(x - mean) / sqrt(variance + eps) * weight + bias for each row: x [rows, n], weight [n], bias [n], or None for no
+        bias.  Returns float32 [rows, n]."""
+
     def per_layer_inputs(self, m: A, e: A, weight: A, scale: float, eps: float) -> A:
         """(rms_norm(m * scale, weight, eps) + e) / sqrt(2) for each run of n elements (the per-layer embeddings of Gemma 3n):
         m, e [rows, layers * n], weight [n].  Returns float32 [layers, rows, n]."""

@@ -1,6 +1,7 @@
 """The element-wise and normalizing operations of a backend against float64."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from engine.cpu.layer_norm import inverse_deviation, mean_of
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width, squares
 from engine.models.rope_config import RopeConfig
 from engine.models.rotary import Rotary, frequencies
@@ -33,9 +35,28 @@ def test_rms_norm(n: int) -> None:
     assert np.allclose(added, residual + expected, rtol=12 * ULP, atol=12 * ULP * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("n", [1, 7, 64, 128, 255, 256, 257, 576, 4096])
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_layer_norm(n: int, offset: float) -> None:
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((3, n)).astype(np.float32) * 5 + np.float32(offset)
+    weight, bias = rng.standard_normal((2, n)).astype(np.float32)
+    wide = x.astype(np.float64)
+    centered = wide - wide.mean(axis=1, keepdims=True)
+    factor = 1 / np.sqrt((centered**2).mean(axis=1, keepdims=True) + 1e-5)
+    # The mean is rounded to float32, and an element near the mean loses its leading bits.
+    error = 12 * ULP * np.abs(weight) * (np.abs(centered) + np.abs(wide).max(axis=1, keepdims=True)) * factor
+    assert np.all(np.abs(ops.layer_norm(x, weight, None, 1e-5) - centered * factor * weight) <= error)
+    biased = ops.layer_norm(x, weight, bias, 1e-5)
+    assert np.all(np.abs(biased - (centered * factor * weight + bias)) <= error + ULP * np.abs(bias))
+
+
 @njit
 def fused(x, y, z):
     return fma(x, y, z)
+
+
+fuse = np.vectorize(fused, otypes=[np.float32])
 
 
 @pytest.mark.parametrize("n", [1, 24, 64, 96, 128, 256, 300, 576])
@@ -48,6 +69,31 @@ def test_a_sum_of_squares_has_the_documented_order(n: int) -> None:
         while chains.size > 1:
             chains = chains[: chains.size // 2] + chains[chains.size // 2 :]
         assert squares(x, np.empty(NORM_CHAINS, np.float32)) == chains[0]
+
+
+@pytest.mark.parametrize("n", [1, 24, 96, 128, 300, 576])
+def test_a_layer_norm_has_the_documented_order(n: int) -> None:
+    width, scratch, one = int(norm_width(n)), np.empty(NORM_CHAINS, np.float32), np.float32(1)
+
+    def total(terms: np.ndarray, add: Callable[[Any, Any], Any]) -> Any:
+        chains = np.zeros(width, np.float32)
+        for i in range(n):
+            chains[i % width] = add(terms[i], chains[i % width])
+        while chains.size > 1:
+            chains = chains[: chains.size // 2] + chains[chains.size // 2 :]
+        return chains[0]
+
+    for x in np.random.default_rng(n).standard_normal((20, n)).astype(np.float32):
+        mean = mean_of(x, scratch)
+        assert mean == total(x, lambda term, chain: chain + term) / np.float32(n)
+        squared = total(x - mean, lambda term, chain: fused(term, term, chain))
+        r = one / np.sqrt(squared / np.float32(n) + np.float32(1e-5))
+        assert inverse_deviation(x, mean, np.float32(1e-5), scratch) == r
+        weight, bias = np.full(n, 0.7, np.float32), np.full(n, -0.3, np.float32)
+        (y,) = ops.layer_norm(x[None], weight, bias, 1e-5)
+        assert y.tobytes() == fuse((x - mean) * r, weight, bias).tobytes()
+        (y,) = ops.layer_norm(x[None], weight, None, 1e-5)
+        assert y.tobytes() == ((x - mean) * r * weight).tobytes()
 
 
 def test_rms_norm_of_heads_is_that_of_rows() -> None:

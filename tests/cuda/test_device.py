@@ -313,6 +313,30 @@ def test_norms(gpu: Any, cpu: Any, n: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("n", "name"), [(96, "Q8_0"), (640, "Q5_0"), (768, "F16"), (1600, "Q8_0"), (2880, "NVFP4"), (8192, "Q4_K")]
+)
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norms(gpu: Any, cpu: Any, n: int, name: str, biased: bool) -> None:
+    w = matrix(BY_NAME[name], 64, n)
+    held = gpu.weight(w)
+    for rows in (1, 9, 50):
+        x, (weight, added) = activations(rows, n), activations(2, n, 2)
+        given, bias = (
+            (gpu.upload(x), gpu.upload(weight), gpu.upload(added) if biased else None),
+            added if biased else None,
+        )
+        (found,) = computed(gpu, plain, gpu, "layer_norm", *given, EPS)
+        expected = cpu.layer_norm(x, weight, bias, EPS)
+        same(found, expected, f"{rows} rows: ")
+
+        def product(given: Any = given) -> Any:
+            return gpu.matmul(gpu.layer_norm(*given, EPS), held)
+
+        (found,) = computed(gpu, product)
+        same(found, cpu.matmul(expected, w)[0], f"a product of {rows} rows: ")
+
+
+@pytest.mark.parametrize(
     ("n", "name"),
     [(96, "Q8_0"), (640, "Q5_0"), (2880, "MXFP4"), (2880, "NVFP4"), (3840, "Q4_K"), (5376, "Q6_K"), (1920, "Q1_0")],
 )

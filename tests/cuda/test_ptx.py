@@ -300,6 +300,14 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "keep_rows": [()],
     "latent_rope": [(True, 512, 64, False, True), (False, 512, 64, True, False), (True, 40, 6, True, True)],
     "lay_out": [()],
+    "layer_norm": [(4096, False), (768, True), (96, True)],
+    "layer_norm_quantize": [
+        (256, 4096, False),
+        (32, 768, True),
+        (32, 96, True),
+        (256, 4096, False, True),
+        (16, 2880, True),
+    ],
     "list_heads": [()],
     "matmul_experts": [
         (("Q4_K", "Q4_K"), 1, 8, True, False, 256),

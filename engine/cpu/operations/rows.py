@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cpu import add, delta_net, glu, mtp, per_layer, rms_norm, rope, softcap, taps
+from engine.cpu import add, delta_net, glu, layer_norm, mtp, per_layer, rms_norm, rope, softcap, taps
 from engine.cpu.operations.shared import SharedOperations
 from engine.ops.activation import Activation
 
 f32 = np.float32
+
+_NO_BIAS = np.zeros(0, f32)
 
 
 class RowOperations(SharedOperations):
@@ -59,6 +61,12 @@ class RowOperations(SharedOperations):
         y, n = self.empty(x.shape), weight.size
         given = residual, x, weight, f32(eps), f32(scale), y
         self.do(rms_norm.rms_norm_add, *given, items=x.shape[0], ns=20 + 0.3 * n)
+        return y
+
+    def layer_norm(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
+        y, n = self.empty(x.shape), weight.size
+        given = x, weight, _NO_BIAS if bias is None else bias, f32(eps), y
+        self.do(layer_norm.layer_norm, *given, items=x.shape[0], ns=20 + 0.6 * n)
         return y
 
     def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:

@@ -8,7 +8,7 @@ A single kernel then computes and quantizes the value.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from engine.cuda import delta_net, glu, rms_norm
+from engine.cuda import delta_net, glu, layer_norm, rms_norm
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import join
 from engine.cuda.products import quantize
@@ -79,6 +79,41 @@ class Normalized(Deferred):
         if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, wide, to):
             kernel = rms_norm.rms_norm_quantize(unit, columns, wide)
             recorder.launch(kernel, self.run_grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to._asdict())
+        return to
+
+
+@dataclass
+class Centered(Deferred):
+    """layer_norm(x, weight, bias, eps): x [rows, n], weight [n], bias [n] or None."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __post_init__(self) -> None:
+        self.inputs = ("x", "weight") if self.bias is None else ("x", "weight", "bias")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.x.shape
+
+    @property
+    def _given(self) -> tuple[Argument, ...]:
+        return self.x, self.weight, self.bias or 0, self.eps
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Record the launch that computes the value as float32."""
+        rows, columns = self.shape
+        kernel = layer_norm.layer_norm(columns, self.bias is not None)
+        recorder.launch(kernel, (rows,), 256, (*self._given, out), result=out)
+
+    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+        """The value as int8."""
+        to = recorder.int8(unit, *self.shape)
+        kernel = layer_norm.layer_norm_quantize(unit, self.shape[1], self.bias is not None, wide)
+        recorder.launch(kernel, self.run_grid, quantize.RUN, (*self._given, *to), **to._asdict())
         return to
 
 

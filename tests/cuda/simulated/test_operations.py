@@ -278,6 +278,29 @@ def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
 
 
 @pytest.mark.covering(1)
+@pytest.mark.parametrize("n", [24, 96, 576])
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norms(gpu: backend.Backend, n: int, biased: bool) -> None:
+    rows = 16 if biased else 2
+    x, (norm, added) = activations(rows, n) + F(0.5), activations(2, n)
+    bias = added if biased else None
+    a, w, b = gpu.upload(x), gpu.upload(norm), gpu.upload(added) if biased else None
+    same(computed(gpu, lambda: gpu.plain(gpu.layer_norm(a, w, b, 1e-5)))[0], cpu.layer_norm(x, norm, bias, 1e-5))
+
+
+@pytest.mark.parametrize(("n", "name"), few([(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")], 2))
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layer_norm_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, biased: bool) -> None:
+    x, (norm, added), matrix = activations(3, n) - F(0.5), activations(2, n), weight(FORMATS_BY_NAME[name], 3, n)
+    bias = added if biased else None
+    a, w, b, held = gpu.upload(x), gpu.upload(norm), gpu.upload(added) if biased else None, gpu.weight(matrix)
+    plan: Any = gpu.record(lambda: gpu.matmul(gpu.layer_norm(a, w, b, 1e-5), held))
+    assert [launch.kernel.kernel.name for launch in plan.launches] == ["layer_norm_quantize", "matmul_quantized"]
+    gpu.start(plan)
+    same(gpu.download(plan.result[0]), cpu.matmul(cpu.layer_norm(x, norm, bias, 1e-5), matrix)[0])
+
+
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("n", "name"), few([(96, "Q8_0"), (512, "Q4_K"), (320, "NVFP4"), (352, "Q5_0"), (384, "Q1_0")], 3)
 )
@@ -306,7 +329,7 @@ def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, n
             same(gpu.download(one), other)
 
 
-@pytest.mark.parametrize("kind", ["plain", "swiglu", "rms_norm", "rms_norm_add", "gated_norm"])
+@pytest.mark.parametrize("kind", ["plain", "swiglu", "rms_norm", "rms_norm_add", "gated_norm", "layer_norm"])
 def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> None:
     rows, n = NARROW_ROWS + 1, 256
     x, other, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
@@ -318,6 +341,8 @@ def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> 
             return ops.activate(SWIGLU, x, other)
         if kind == "gated_norm":
             return ops.gated_norm(x, norm, other, 1e-6)
+        if kind == "layer_norm":
+            return ops.layer_norm(x, norm, norm, 1e-6)
         return ops.rms_norm(x if kind == "rms_norm" else ops.rms_norm_add(other, x, norm, 1e-6, 0.7), norm, 1e-6)
 
     a, o, w = gpu.upload(x), gpu.upload(other), gpu.upload(norm)
