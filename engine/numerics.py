@@ -415,6 +415,12 @@ def swiglu_limited(g, u, a, b, c, d):
 
 
 @njit(cache=True, error_model="numpy")
+def only_gelu(g, u, a, b, c, d):
+    """gelu(u) in its tanh form, without a gate (GPT-2)."""
+    return gelu(u)
+
+
+@njit(cache=True, error_model="numpy")
 def relu2(g, u, a, b, c, d):
     """max(u, 0)**2, without a gate (So et al. 2021)."""
     x = rectified(u)
@@ -436,6 +442,7 @@ ACTIVATIONS = {
     "swiglu_oai": swiglu_oai,
     "swiglu_clamped": swiglu_clamped,
     "swiglu_limited": swiglu_limited,
+    "gelu": only_gelu,
     "relu2": relu2,
     "xielu": xielu,
 }

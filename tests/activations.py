@@ -8,6 +8,7 @@ EVERY_ACTIVATION = [
     Activation("swiglu_oai", (1.5, 1.702)),
     Activation("swiglu_clamped", (1.5,)),
     Activation("swiglu_limited", (0.75,)),
+    Activation("gelu"),
     Activation("relu2"),
     Activation("xielu", (0.8, 0.4, 0.5, -1e-6)),
 ]

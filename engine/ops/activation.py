@@ -10,6 +10,7 @@ KINDS = {
     "swiglu_oai": (True, 2),
     "swiglu_clamped": (True, 1),
     "swiglu_limited": (True, 1),
+    "gelu": (False, 0),
     "relu2": (False, 0),
     "xielu": (False, 4),
 }

@@ -200,6 +200,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("swiglu_clamped",),
         ("swiglu_limited",),
         ("relu2",),
+        ("gelu",),
         ("xielu",),
     ],
     "add": [(), (True,)],
