@@ -502,6 +502,11 @@ def _context(
         raise UsageError(
             f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
         )
+    if 0 < config.n_positions < n_ctx:
+        raise ContextError(
+            f"a context of {n_ctx} is longer than the {config.n_positions} positions that this model has embeddings for; "
+            f"choose a context of at most {config.n_positions} (n_ctx=...)."
+        )
     free_of = {ops: ops.free_memory(weights[ops]) for ops in placement.devices}
     decode_rows, rows, parallel = placement.last.decode_rows, max(ops.max_rows for ops in free_of), options.parallel
 

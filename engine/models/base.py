@@ -26,6 +26,7 @@ from engine.models.joint import JointStage
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
+from engine.models.norm import load_norm
 from engine.models.placement import LayerPart, Placement
 from engine.models.routed import MixtureHead
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
@@ -89,8 +90,12 @@ class Model(Loader):
         self.drafter: Drafter | None = None
         #: What the drafter reads of several layers; None: it reads the output.
         self.fusion: Fusion | None = None
-        self.embedding = self.loader(placement.first).matrix("token_embd.weight", config.n_vocab, config.n_embd)
-        self.output_norm = self.vector(f"{config.output_norm}.weight", config.n_embd)
+        first = self.loader(placement.first)
+        self.embedding = first.matrix("token_embd.weight", config.n_vocab, config.n_embd)
+        n = config.n_positions
+        #: The embeddings of positions [n_positions, n_embd]; None if the model has none.
+        self.positions = first.matrix("position_embd.weight", n, config.n_embd) if n else None
+        self.output_norm = load_norm(self, config.output_norm)
         tied = not self.has("output.weight")
         shape = config.n_vocab, config.n_embd
         self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
@@ -441,7 +446,10 @@ class Model(Loader):
     def embed(self, batch: Batch[Array]) -> Array:
         """The residual stream that begins with the embeddings of the tokens, float32 [rows, width]."""
         ops = self.placement.first
-        return self.enter(ops, ops.embed(self.embedding, batch.tokens, self.config.embedding_scale))
+        x = ops.embed(self.embedding, batch.tokens, self.config.embedding_scale)
+        if self.positions is not None:
+            x = ops.add(x, ops.embed(self.positions, batch.positions))
+        return self.enter(ops, x)
 
     def tell(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], as a pass of its own; None if the
@@ -463,12 +471,12 @@ class Model(Loader):
             self.drafter.follow(batch, x if self.fusion is None else self.fusion.apply(ops, taps))
             return self._normed_head(x[last]) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
-        x = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
+        x = ops.plain(self.output_norm.apply(ops, x))
         self.drafter.follow(batch, x)
         return self._head(x[last]) if n_logits else None
 
     def _normed_head(self, x: Array) -> Array:
-        return self._head(self.ops.rms_norm(self.leave(self.ops, x), self.output_norm, self.config.norm_eps))
+        return self._head(self.output_norm.apply(self.ops, self.leave(self.ops, x)))
 
     def _head(self, x: Value) -> Array:
         """The logits of the normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""

@@ -66,6 +66,8 @@ class ModelConfig:
         residual stream, and of the logits.
     output_norm: the name of the norm before the logits in the file.
     final_softcap: the bound c in c tanh(x / c), which is applied to the logits; 0: logits are not bounded.
+    norm: the norms before mixers, networks and the output: "rms" for rms_norm, "layer" for layer_norm.
+    n_positions: the number of positions that have an embedding, which is added to that of the token; 0: there are none.
     n_per_layer: the width of per-layer embeddings; 0: there are none.
     n_embd_out: for an assistant, the width of the residual stream of its target.
     streams: hyper-connections, or None.
@@ -91,6 +93,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     output_norm: str = "output_norm"
     final_softcap: float = 0.0
+    norm: str = "rms"
+    n_positions: int = 0
     n_per_layer: int = 0
     n_embd_out: int = 0
     streams: StreamsConfig | None = None

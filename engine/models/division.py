@@ -17,10 +17,10 @@ from engine.models.config import ModelConfig
 from engine.models.placement import LayerPart, Placement
 from engine.ops.operations import Ops
 
-EMBEDDING, PER_LAYER = "token_embd.weight", "per_layer_token_embd.weight"
+EMBEDDING, POSITIONS, PER_LAYER = "token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight"
 """The tables of embeddings."""
 
-OUTPUT = ("output.weight", "output_norm.weight", "token_embd_norm.weight", "output_hc_")
+OUTPUT = ("output.weight", "output_norm.", "token_embd_norm.", "output_hc_")
 """What the names of tensors of the output begin with."""
 
 NETWORK = (
@@ -131,7 +131,7 @@ def tensors_of(config: ModelConfig, gguf: GGUF, placement: Placement) -> dict[Op
             found[places[part]].append(tensor)
             if part in routed and "_exps." not in name:
                 found[placement.accelerator].append(tensor)
-        elif name == EMBEDDING or name.startswith("per_layer_"):
+        elif name in (EMBEDDING, POSITIONS) or name.startswith("per_layer_"):
             found[placement.first].append(tensor)
         else:
             found[placement.last].append(tensor)

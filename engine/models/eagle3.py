@@ -30,6 +30,7 @@ from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.metadata import Metadata
 from engine.models.mtp import MTP, DraftingLayer, lent_output, rows_of_tokens
+from engine.models.norm import load_norm
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
@@ -99,8 +100,8 @@ class EagleLayer(DraftingLayer):
         self.il = model.config.n_layer
         self.layer = load_layer(loader, loader, 0)
         assert self.layer.before_mixer is not None
-        self.enorm, self.hnorm = self.layer.before_mixer, loader.vector(blk + "attn_norm_2.weight", c.n_embd)
-        self.output_norm = loader.vector("output_norm.weight", c.n_embd)
+        self.enorm, self.hnorm = self.layer.before_mixer.weight, loader.vector(blk + "attn_norm_2.weight", c.n_embd)
+        self.output_norm = load_norm(loader, "output_norm")
         self._norm_eps = c.norm_eps
         self._adds_normed = Metadata(loader.gguf, EAGLE3).flag("norm_before_residual", False)
         self.embed_tokens = model.token_embd
@@ -141,7 +142,7 @@ class EagleLayer(DraftingLayer):
         """Store y [rows, n] in the rings ``hidden``; returns the logits, float32 [rows, n_vocab]."""
         ops = model.ops
         ops.keep_rows(hidden, y, batch)
-        logits = self.output.apply(ops, ops.rms_norm(y, self.output_norm, self._norm_eps))
+        logits = self.output.apply(ops, self.output_norm.apply(ops, y))
         return logits if self.row_of_token is None else ops.spread_logits(logits, self.row_of_token)
 
 

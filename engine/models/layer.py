@@ -2,10 +2,11 @@
 
 Layer::
 
-    x = x + rms_norm(mixer(rms_norm(x, before_mixer)), after_mixer)
-    x = x + rms_norm(network(rms_norm(x, before_network)), after_network)
+    x = x + rms_norm(mixer(norm(x, before_mixer)), after_mixer)
+    x = x + rms_norm(network(norm(x, before_network)), after_network)
 
-Each of the four norms may be missing.  A result without a norm after it is multiplied by ``residual_scale``.
+``norm`` is rms_norm or, if ``ModelConfig.norm`` says so, layer_norm.  Each of the four norms may be missing.  A result
+without a norm after it is multiplied by ``residual_scale``.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from engine.models.loader import Loader
 from engine.models.mixer import Mixer, Network
 from engine.models.mixer_config import MixerConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
+from engine.models.norm import Norm, load_norm
 from engine.models.recurrent import load_recurrent
 from engine.models.residual import Residual
 from engine.models.short_conv import load_short_conv
@@ -53,17 +55,16 @@ the names of the layer's tensors."""
 class Layer:
     """The weights of one layer.
 
-    before_mixer, before_network: the weights of the norms, float32 [n_embd], or None.
+    before_mixer, before_network: the norms of the inputs, or None.
     after_mixer, after_network: the way in which results are added to the residual stream.
     """
 
     mixer: Mixer
     network: Network
-    before_mixer: Array | None
+    before_mixer: Norm | None
     after_mixer: Residual
-    before_network: Array | None
+    before_network: Norm | None
     after_network: Residual
-    norm_eps: float
 
     def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
         """Compute the layer: the residual stream after it from the residual stream x before it, float32 [rows, n_embd].
@@ -90,10 +91,10 @@ class Layer:
         computing the layer."""
         self.mixer.remember(ops, self.normalized(ops, x, self.before_mixer), memory, batch)
 
-    def normalized(self, ops: Ops, x: Array, norm: Array | None) -> Value:
-        """The input of the mixer or of the network for the residual stream x, float32 [rows, n_embd].  norm: the weights of
-        the norm before it, or None."""
-        return x if norm is None else ops.rms_norm(x, norm, self.norm_eps)
+    def normalized(self, ops: Ops, x: Array, norm: Norm | None) -> Value:
+        """The input of the mixer or of the network for the residual stream x, float32 [rows, n_embd].  norm: the norm before
+        it, or None."""
+        return x if norm is None else norm.apply(ops, x)
 
 
 def load_layer(mixers: Loader, networks: Loader, il: int) -> Layer:
@@ -110,7 +111,6 @@ def load_layer(mixers: Loader, networks: Loader, il: int) -> Layer:
         _residual(mixers, blk, config.norms.after_mixer),
         _norm(networks, blk, config.norms.before_network),
         _residual(networks, blk, config.norms.after_network),
-        c.norm_eps,
     )
 
 
@@ -121,9 +121,10 @@ def load_norms(layer: Layer, loader: Loader, il: int) -> Layer:
     return replace(layer, before_network=before, after_network=after)
 
 
-def _norm(loader: Loader, blk: str, name: str) -> Array | None:
-    return loader.vector(f"{blk}{name}.weight", loader.config.n_embd) if name else None
+def _norm(loader: Loader, blk: str, name: str) -> Norm | None:
+    return load_norm(loader, blk + name) if name else None
 
 
 def _residual(loader: Loader, blk: str, name: str) -> Residual:
-    return Residual(_norm(loader, blk, name), loader.config.norm_eps, loader.config.residual_scale)
+    c = loader.config
+    return Residual(loader.vector(f"{blk}{name}.weight", c.n_embd) if name else None, c.norm_eps, c.residual_scale)

@@ -367,10 +367,11 @@ class Metadata:
             return len(self.gguf.require("tokenizer.ggml.tokens", "str[]"))
         return self.integer("vocab_size", None, 1, 1 << 24)
 
-    def model(self, layer: Callable[[int], LayerConfig], **others: Any) -> ModelConfig:
+    def model(self, layer: Callable[[int], LayerConfig], norm: str = "rms", **others: Any) -> ModelConfig:
         """The configuration of the model.
 
         layer: returns the configuration of layer il.  The index of the first layer that drafts is ``n_layer``.
+        norm: the kind of the norms, "rms" or "layer".
         others: further fields of :class:`ModelConfig`.
         """
         if not self.flag("attention.causal", True):
@@ -389,7 +390,8 @@ class Metadata:
             n_embd=self.n_embd,
             n_vocab=self.n_vocab,
             n_ctx_train=self.n_ctx_train,
-            norm_eps=self.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
+            norm_eps=self.number(f"attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon", None, 0.0, 1.0),
+            norm=norm,
             layers=layers[: self.n_layer],
             mtp=layers[self.n_layer :],
             n_mtp_in_file=self.n_mtp,

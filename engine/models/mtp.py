@@ -40,6 +40,7 @@ from engine.models.drafter import ChainDrafter, pass_of, row_after
 from engine.models.layer import Layer, load_layer
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, hidden_width
+from engine.models.norm import load_norm
 from engine.models.weights import bytes_read
 from engine.ops.operations import Ops
 
@@ -65,8 +66,8 @@ class DraftingLayer:
         shape, embedding, head = (c.n_vocab, c.n_embd), nextn + "embed_tokens.weight", nextn + "shared_head_head.weight"
         self.embed_tokens = loader.matrix(embedding, *shape) if loader.has(embedding) else model.token_embd
         self.output = loader.product(head, *shape) if loader.has(head) else model.output
-        norm = loader.optional(nextn + "shared_head_norm.weight", c.n_embd)
-        self.output_norm = model.output_norm if norm is None else norm
+        norm = nextn + "shared_head_norm"
+        self.output_norm = load_norm(loader, norm) if loader.has(norm + ".weight") else model.output_norm
         #: The size in bytes of the weights that one draft reads.
         self.n_bytes = bytes_of_draft(model, loader, own, il)
 
@@ -93,7 +94,7 @@ class DraftingLayer:
         y: the output of the layer, float32 [rows, n_embd].
         """
         ops, c = model.ops, model.config
-        normed = ops.rms_norm(y, self.output_norm, c.norm_eps)
+        normed = self.output_norm.apply(ops, y)
         if c.mtp_normed:
             y = normed = ops.plain(normed)
         ops.keep_rows(hidden, y, batch)

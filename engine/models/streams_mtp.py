@@ -29,6 +29,7 @@ from engine.models.hyper import load_hyper_connection
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.mtp import LENT, MTP, DraftingLayer, bytes_of_draft, layer_loader
+from engine.models.norm import load_norm
 from engine.ops.weight import Weight
 
 
@@ -43,9 +44,9 @@ class StreamsLayer(DraftingLayer):
         (config,) = c.mtp
         self.il = c.n_layer
         own = "mtp.0." if loader.has("mtp.0.e_proj.weight") else f"blk.{c.n_layer}."
-        nextn, head, norm = own + "nextn.", "output_hc", own + "nextn.shared_head_norm.weight"
+        nextn, head, norm = own + "nextn.", "output_hc", own + "nextn.shared_head_norm"
         if own == "mtp.0.":
-            nextn, head, norm = own, own + "hc_head", own + "norm.weight"
+            nextn, head, norm = own, own + "hc_head", own + "norm"
             joined = _beside(loader, own + "e_proj.weight", own + "h_proj.weight")
         else:
             joined = loader.weight(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
@@ -57,8 +58,8 @@ class StreamsLayer(DraftingLayer):
         own_head = own + "nextn.shared_head_head.weight"
         if loader.has(own_head):
             self.output = loader.product(own_head, c.n_vocab, c.n_embd)
-        norms = [name for name in (norm, "output_norm.weight") if loader.has(name)]
-        self.output_norm = loader.vector(norms[0], c.n_embd) if norms else model.output_norm
+        norms = [name for name in (norm, "output_norm") if loader.has(name + ".weight")]
+        self.output_norm = load_norm(loader, norms[0]) if norms else model.output_norm
         loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
         self.n_bytes = bytes_of_draft(model, loader, own, self.il, head)
 
@@ -78,7 +79,7 @@ class StreamsLayer(DraftingLayer):
         ops = model.ops
         ops.keep_rows(hidden, y, batch)
         u = ops.collapse(y, self._streams.weights(ops, y))
-        return self.output.apply(ops, ops.rms_norm(u, self.output_norm, model.config.norm_eps))
+        return self.output.apply(ops, self.output_norm.apply(ops, u))
 
 
 def load_streams_mtp(model: Model, gguf: GGUF) -> MTP:
