@@ -40,7 +40,6 @@ NEAREST = {
     "gemma2": "gemma3",
     "gemma3n": "gemma4",
     "glm-dsa": "deepseek2",
-    "gpt2": "llama",
     "gptj": "llama",
     "gptneox": "llama",
     "granitehybrid": "granite",

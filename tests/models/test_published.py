@@ -74,6 +74,15 @@ def file_of(name: str) -> GGUF:
 # --- the numbers -----------------------------------------------------------------------------------------------
 
 
+GPT2_WORDS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""The words of GPT-2 for sizes that later models name otherwise."""
+
+
 @dataclass
 class Published:
     """A published configuration, by whatever names its numbers have."""
@@ -82,6 +91,9 @@ class Published:
 
     def __post_init__(self) -> None:
         self.text: dict[str, Any] = self.whole.get("text_config", self.whole)
+        if self.kind == "gpt2":
+            own = {name: self.text[word] for name, word in GPT2_WORDS.items()}
+            self.text = {**self.text, **own, "intermediate_size": 4 * self.text["n_embd"]}
 
     def first(self, *names: str) -> Any:
         """The first of some values that the configuration has; None: it has none."""

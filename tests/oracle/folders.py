@@ -69,7 +69,7 @@ def adapted(case: Case | Family) -> Case | Family:
     """The model as the converter takes it: a Gemma 3 whose sixth layers are global, a Hunyuan with a context of 32 768."""
     if isinstance(case, Case):
         return dataclasses.replace(case, pattern=6) if case.architecture == "gemma3" else case
-    if case.config["rope_parameters"].get("rope_type") == "dynamic":
+    if case.config.get("rope_parameters", {}).get("rope_type") == "dynamic":
         return dataclasses.replace(case, config={**case.config, "max_position_embeddings": 32768})
     return case
 
@@ -175,6 +175,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         path.write_text(json.dumps({"model_type": "mistral3", "architectures": [kind], "text_config": text}))
     if case.name == _PACKED:
         _change(path, quantization_config={"quant_method": "mxfp4"})
+    if case.model == "GPT2":
+        _change(path, n_ctx=case.config["n_positions"])
     if case.model == "MiMoV2Flash":
         _change(path, **_mimo2_config(case.config))
     if case.model == "Glm4MoeLite":

@@ -394,7 +394,8 @@ def load(
         choice["experts_implementation"] = "eager"
     kind = transformers.AutoModelForCausalLM.from_config
     if isinstance(case, Family):
-        kind = getattr(transformers, f"{case.model}ForCausalLM", Headed)._from_config
+        headed = getattr(transformers, f"{case.model}LMHeadModel", Headed)
+        kind = getattr(transformers, f"{case.model}ForCausalLM", headed)._from_config
     elif case.target:
         kind = transformers.Gemma4AssistantForCausalLM._from_config
     model = kind(options, **choice).to(dtype).eval()

@@ -57,7 +57,7 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
         # Published experts are the transposes of those of ``transformers``.
         turned = {name: (n, inputs, outputs) for name, (n, outputs, inputs) in experts(shapes).items()}
         return shapes | turned
-    return shapes | drafting(config, shapes)
+    return shapes if config["model_type"] == "gpt2" else shapes | drafting(config, shapes)
 
 
 def step35(config: dict[str, Any]) -> Shapes:

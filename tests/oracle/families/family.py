@@ -51,6 +51,8 @@ class Family:
     ``spreads``: standard deviation and mean of weights by the end of their names; others have 1 / sqrt(inputs) and 0,
     norms 0.3 and 1, biases 0.5 and 0.  ``tables``: weights with these values instead.
 
+    ``prefix``: what the names of a layer's weights begin with, before the number of the layer.
+
     ``n_mtp`` layers behind the trunk draft tokens; their weights are named like those of layers in ``transformers``.
     """
 
@@ -67,6 +69,7 @@ class Family:
     spreads: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     n_mtp: int = 0
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
+    prefix: str = "model.layers."
 
     @property
     def target(self) -> str:
@@ -99,7 +102,7 @@ class Family:
         out = dict(self.extra)
         for name, weight in self.checkpoint().items():
             block, part = "", name
-            if name.startswith("model.layers."):
+            if name.startswith(self.prefix):
                 _, _, il, part = name.split(".", 3)
                 block = f"blk.{il}."
             for old, value in self._converted(part, weight).items():
