@@ -5,8 +5,8 @@ for one arithmetic.  The rules that make its bits equal everywhere:
 
 * only ``+ - * /``, ``sqrt``, :func:`fma`, integer operations and bit casts: no libm, no libdevice;
 * every product that feeds a sum is an explicit :func:`fma`, so no compiler can choose to contract it;
-* ``exp``, ``exp2`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p``, ``softplus`` and
-  ``softcap`` end in a product and must not be added to;
+* ``exp``, ``exp2``, ``log`` and ``softcap`` end in a bit cast or an fma, so a caller may add to them; ``log1p`` and
+  ``softplus`` end in a product and must not be added to;
 * the bits of a NaN are not specified, but what is not finite stays so: a function whose limit at infinity is finite gives
   NaN there (:func:`unless_overflow`), except for ``exp`` and ``exp2`` at -inf, which stands for what is hidden.
 
@@ -326,8 +326,8 @@ def tanh(x):
 
 @njit(cache=True, error_model="numpy")
 def softcap(x, cap):
-    """cap tanh(x / cap): Gemma's bound on logits."""
-    return cap * tanh(x / cap)
+    """cap tanh(x / cap): Gemma's bound on logits and on scores of attention; NaN where x is infinite; may be added to."""
+    return fma(cap, tanh(x / cap), f32(-0.0))
 
 
 @njit(cache=True, error_model="numpy")

@@ -14,7 +14,7 @@ class Family:
     """
 
     def __init__(self, build: Callable[..., Any]) -> None:
-        """build: returns the ``@njit`` function for the constants, which must be strings, integers or booleans."""
+        """build: returns the ``@njit`` function for the constants, which must be strings, numbers or booleans."""
         self._build = build
         self._made: dict[tuple[Any, ...], Any] = {}
         self.__doc__ = build.__doc__
@@ -22,7 +22,7 @@ class Family:
         self.__module__ = build.__module__
         self.__wrapped__ = build
 
-    def __call__(self, *constants: str | int | bool) -> Any:
+    def __call__(self, *constants: str | float | bool) -> Any:
         """The kernel for these constants."""
         if constants not in self._made:
             function = self._build(*constants)

@@ -1,6 +1,7 @@
 """Causal attention over a cache of keys and values, in chunks of 64 absolute positions, for rows of any sequences.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1);
+    with a cap c (Gemma 2), a score s = scale q . k_j is replaced by c tanh(s / c);
     a head's sink (Agarwal et al. 2025, gpt-oss) is one more score of its softmax, with the value 0.
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], float32 or
     float16, given as words uint32 [n_head_kv, pages, words], or quantized (``engine/cache/types.py``); positions, sequences
@@ -11,7 +12,7 @@ Who owns what: an item is a row and a head; a call owns items [first, last).  Th
     by row, and those of a row are its of_head = n_head / n_head_kv heads h with h // of_head = that head of keys.  So the
     items that follow each other share keys and values up to the next head of keys or the next sequence (a *run*).
 Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q * scale; hidden positions score -inf;
-    with a quantized cache by ``engine/cpu/quantized_cache.py``;
+    with a quantized cache by ``engine/cpu/quantized_cache.py``; with a cap c, score_j = softcap(score_j, c), before hiding;
     per chunk: m = max, p_j = exp(score_j - m), l = halving tree of p_0..p_63 ((p0 + p32), ..., then 16, 8, 4, 2, 1),
     o_d = fma(p_b, v_bd, ... fma(p_a, v_ad, 0)) over the visible lanes a..b of the chunk only;
     chunks join in two levels: those of a group, 8 whose numbers differ in the last three bits, in rising position, then the
@@ -35,7 +36,7 @@ from engine.compile.family import family
 from engine.cpu import quantized_cache
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS, add_weighted, clear, hide
-from engine.numerics import exp, finite, fma, stored_half
+from engine.numerics import exp, finite, fma, softcap, stored_half
 
 f32 = np.float32
 i64 = np.int64
@@ -108,6 +109,14 @@ def rows_that_see(chunk, positions, at, end, window, lanes):
             break
         n += 1
     return n
+
+
+@njit(cache=True, error_model="numpy")
+def bound(p, rows, cap):
+    """Replace the scores p [4, 64] of so many rows by cap tanh(score / cap)."""
+    for r in range(rows):
+        for j in range(CHUNK):
+            p[r, j] = softcap(p[r, j], cap)
 
 
 @njit(cache=True, error_model="numpy")
@@ -286,9 +295,10 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
 
 
 @family
-def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
+def attend(k_bits: int, v_bits: int, group: int = GROUP, cap: float = 0.0) -> Callable[..., None]:
     """The kernel ``attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, parts, out,
-    first, last)`` for keys and values of these sizes in bits and groups of this number of chunks.
+    first, last)`` for keys and values of these sizes in bits and groups of this number of chunks; ``cap``: of scores, 0 for
+    none.
 
     integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
     keys, and empty for others; window 0 means all earlier positions.
@@ -297,6 +307,7 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
     k_quantized, v_quantized = k_bits < 16, v_bits < 16
+    capped, most_score = cap > 0.0, f32(cap)
 
     @njit(error_model="numpy")
     def attend(
@@ -341,6 +352,8 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
                         at += 1
                         continue
                     scores(queries, dq, at, i64(1 if n == 1 else ROWS), own_keys, key, dk, dots, p)
+                    if capped:
+                        bound(p, n, most_score)
                     for r in range(n):
                         tops[r] = weigh(p[r], lanes[r, 0], lanes[r, 1])
                     weighted(p, n, lanes, own_values, value, d_v, o)

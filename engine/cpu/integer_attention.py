@@ -4,7 +4,8 @@ A sum of integers that stays below 2**24 is exact in any order and on any unit: 
 of every GPU.  So nothing but a few floats per score and per chunk has an order to specify.
 
 Formula: score_j = sum over blocks of (dq_b * dk_jb) * I_jb, I the integer dot product of a block of the query and of the key;
-    queries have been multiplied by log2(e), so a factor of two in weight is a difference of 1 in score;
+    queries have been multiplied by log2(e), so a factor of two in weight is a difference of 1 in score; with a cap c,
+    score_j = softcap(score_j, c log2(e)), before hiding;
     per chunk M = max_j score_j, p_j = 2**(score_j - M), l = sum_j p_j over the visible positions, m = M ln 2;
     w_j = p_j * dv_jb for each block b of values, 0 where hidden; E with 2**(E - 1) <= max_j w_j < 2**E;
     P_j = min(2047, round(w_j * 2**(11 - E))), o = 2**(E - 11) * sum_j P_j v_j; all P_j and o are 0 if no w_j reaches 2**-100.
@@ -32,6 +33,7 @@ from engine.cache.types import BLOCK, CHUNK, GROUP
 from engine.compile.family import family
 from engine.cpu.attention import (
     begin,
+    bound,
     end_of_run,
     finish,
     first_visible,
@@ -42,6 +44,7 @@ from engine.cpu.attention import (
     rows_that_see,
 )
 from engine.cpu.fold import fold
+from engine.cpu.integer_cache import LOG2_E
 from engine.cpu.integer_products import floats_of_halves, make_scores, make_values, prefetch
 from engine.cpu.lanes import ROWS, hide, row
 from engine.gguf.quants import TINY
@@ -151,15 +154,16 @@ def prefetch_third(words, place, size, part):
 
 
 @family
-def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
+def attend(bits: int, group: int = GROUP, cap: float = 0.0) -> Callable[..., None]:
     """The kernel ``attend(integers, scales, keys, values, positions, sequences, table, window, sinks, parts, out, first,
-    last)`` for integers of this size in bits and groups of this number of chunks.
+    last)`` for integers of this size in bits and groups of this number of chunks; ``cap``: of scores, 0 for none.
 
     integers int16 [rows, n_head, d_k] and scales float32 [rows, n_head, blocks] are the quantized queries; window 0 means all
     earlier positions.  parts float32 [rows, n_head, chunks, 2]: where the maximum and the sum of the weights of each chunk
     are written, or empty.
     """
     scores, weighted = of_chunk(bits)
+    capped, most_score = cap > 0.0, f32(cap * LOG2_E)
 
     @njit(error_model="numpy")
     def attend(integers, scales, keys, values, positions, sequences, table, window, sinks, parts, out, first, last):
@@ -214,6 +218,8 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
                     prefetch_third(flat_values, later_value, v_size, 2)
                     prefetch_third(flat_keys, later_key, k_size, 0)
                     scores(queries, dq, i64(at), together, flat_keys, i64(key), k_ahead, dk, p)
+                    if capped:
+                        bound(p, n, most_score)
                     prefetch_third(flat_keys, later_key, k_size, 1)
                     for r in range(n):
                         tops[r] = weigh(row(p, r), lanes[r, 0], lanes[r, 1])

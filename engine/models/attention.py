@@ -106,6 +106,7 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
         norm_after=c.norm == "rotated heads",
         sinks=loader.vector(blk + "attn_sinks.weight", c.n_head) if c.sinks else None,
         query_scales=loader.temperature(c.temperature),
+        softcap=c.softcap,
     )
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
     gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd) if c.head_gates else None

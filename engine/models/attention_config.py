@@ -25,6 +25,7 @@ class AttentionConfig(MixerConfig):
     head_gates: whether the result of each head is multiplied by sigmoid(its gate), with gates that a matrix of their own
         computes.
     sinks: whether each head has a sink, which is an additional term of its softmax.
+    softcap: the bound c of scores s, which are replaced by c tanh(s / c); 0: they are not bounded.
     temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
     source: the index of the layer whose keys and values are read; None: the layer has its own.
     n_in: the width of its inputs; 0: that of the residual stream.
@@ -49,6 +50,7 @@ class AttentionConfig(MixerConfig):
     source: int | None = None
     n_in: int = 0
     hides_first: bool = False
+    softcap: float = 0.0
 
     def cache_spec(self, rewind: int, decode_rows: int) -> AttentionCacheSpec:
         """The specification of the cache: keys and values."""

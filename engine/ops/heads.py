@@ -20,6 +20,7 @@ class Heads(Generic[A]):
     biases: the biases of q, k and v, or None.
     norm_after: whether heads of q and k are normalized after their rotation; otherwise they are normalized before it.
     sinks: float32 [n_head], or None: an additional score of each softmax, without a value, added after all positions.
+    softcap: the bound c of scores s, which are replaced by c tanh(s / c); 0: they are not bounded.
     query_scales: float32 [n_ctx], or None: a factor of the queries by position, applied after rotation and normalization.
     """
 
@@ -38,3 +39,4 @@ class Heads(Generic[A]):
     norm_after: bool = False
     sinks: A | None = None
     query_scales: A | None = None
+    softcap: float = 0.0

@@ -9,11 +9,12 @@ from numba import njit
 from engine.cache.recurrent import SEGMENT
 from engine.cache.types import BLOCK, CHUNK
 from engine.compile.family import family
-from engine.cpu.attention import first_visible, readers, visible, weigh
+from engine.cpu.attention import bound, first_visible, readers, visible, weigh
 from engine.cpu.delta_net import all_dots, couple
 from engine.cpu.fold import fold
 from engine.cpu.integer_attention import of_chunk, read_scales
 from engine.cpu.integer_attention import weigh as weigh_integers
+from engine.cpu.integer_cache import LOG2_E
 from engine.cpu.lanes import ROWS
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cpu.products.repack import Records, fields_of
@@ -56,8 +57,8 @@ def activations(
 
 
 @family
-def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
-    """``engine/cpu/attention.py`` for keys and values of these sizes in bits, without joining the chunks.
+def chunk_parts(k_bits: int, v_bits: int, cap: float = 0.0) -> Callable[..., None]:
+    """``engine/cpu/attention.py`` for keys and values of these sizes in bits and this cap, without joining the chunks.
 
     For each chunk that a row sees, counted from the first, it writes the maximum and the sum to mass [rows, n_head,
     partials, 2], the weighted values to sums [rows, n_head, partials, d_v], and whether it was seen to seen [rows,
@@ -65,6 +66,7 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
     pages[c], int32 [chunks].
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
+    capped, most_score = cap > 0.0, np.float32(cap)
 
     @njit(error_model="numpy")
     def parts(q, integers, scales, keys, values, positions, pages, scale, window, mass, sums, seen):
@@ -86,6 +88,8 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
                     own_values, value = read_values(values, h // group, pages[chunk], v_scratch)
                     query(q, integers, scales, scale, t, h, queries, dq, 0)
                     scores(queries, dq, 0, 1, own_keys, key, dk, dots, p)
+                    if capped:
+                        bound(p, 1, most_score)
                     mass[t, h, partial, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
                     weighted(p, 1, lanes, own_values, value, d_v, o)
                     sums[t, h, partial] = o[0]
@@ -95,10 +99,12 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
 
 
 @family
-def integer_chunk_parts(bits: int) -> Callable[..., None]:
-    """``engine/cpu/integer_attention.py`` for integers of this size in bits, without joining the chunks: ``parts(integers,
-    scales, keys, values, positions, pages, window, mass, sums, seen)``, which writes what ``chunk_parts`` does."""
+def integer_chunk_parts(bits: int, cap: float = 0.0) -> Callable[..., None]:
+    """``engine/cpu/integer_attention.py`` for integers of this size in bits and this cap, without joining the chunks:
+    ``parts(integers, scales, keys, values, positions, pages, window, mass, sums, seen)``, which writes what ``chunk_parts``
+    does."""
     scores, weighted = of_chunk(bits)
+    capped, most_score = cap > 0.0, np.float32(cap * LOG2_E)
 
     @njit(error_model="numpy")
     def parts(integers, scales, keys, values, positions, pages, window, mass, sums, seen):
@@ -124,6 +130,8 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
                     read_scales(flat_values, value + v_words, dv)
                     queries[0], dq[0] = integers[t, h], scales[t, h]
                     scores(queries, dq, i64(0), i64(1), flat_keys, i64(key), i64(0), dk, p)
+                    if capped:
+                        bound(p, 1, most_score)
                     mass[t, h, partial, 0] = weigh_integers(p[0], lanes[0, 0], lanes[0, 1])
                     weighted(p, 1, flat_values, i64(value), i64(0), dv, w, weights, factors, o)
                     sums[t, h, partial] = o[0]

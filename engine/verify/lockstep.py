@@ -518,11 +518,12 @@ class Lockstep:
         if cache.k_type.whole:
             query = self._cpu.ops.integer_queries(queries, heads.scale, cache.k_type)
             results = mass, sums, seen[:, 0, :, 0]
-            integer_chunk_parts(cache.k_type.bits)(*query, *law, attended.window, *results)
+            integer_chunk_parts(cache.k_type.bits, heads.softcap)(*query, *law, attended.window, *results)
         else:
             query = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
             mirror = (*law, f32(heads.scale), attended.window)
-            chunk_parts(cache.k_type.bits, cache.v_type.bits)(queries, *query, *mirror, mass, sums, seen[:, 0, :, 0])
+            parts_of = chunk_parts(cache.k_type.bits, cache.v_type.bits, heads.softcap)
+            parts_of(queries, *query, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(values["mass"]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
         parts = gpu.download(values["values"]).reshape(rows, heads.n_head, partials, padded)[..., :d_v]

@@ -13,7 +13,7 @@ from engine.cache.kv import AttentionCacheSpec, KVCache
 from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
 from engine.cpu import attention, quantized_cache
-from engine.numerics import exp, fma
+from engine.numerics import exp, fma, softcap
 from engine.ops.heads import Heads
 from tests.batches import one_sequence
 from tests.mirror import Mirror as Backend
@@ -254,7 +254,13 @@ def fused(x, y, z):
 
 
 def with_sinks(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, sinks: np.ndarray | None, kind: str = "f32"
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    window: int,
+    sinks: np.ndarray | None,
+    kind: str = "f32",
+    cap: float = 0.0,
 ) -> np.ndarray:
     """All rows in one pass: [rows, heads, d_v]."""
     ops, n = Backend(1), len(k)
@@ -262,7 +268,7 @@ def with_sinks(
     layer = layer_of(shape, n, n, Types(CACHE_TYPES[kind], CACHE_TYPES[kind]), ops.zeros)
     positions = np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, positions)
-    return ops.attend(q, layer, positions, SCALE, sinks=sinks).reshape(n, q.shape[1], -1)
+    return ops.attend(q, layer, positions, SCALE, sinks=sinks, cap=cap).reshape(n, q.shape[1], -1)
 
 
 def score(q: np.ndarray, k: np.ndarray) -> np.float32:
@@ -419,6 +425,42 @@ def test_sinks_of_every_type(kind: str) -> None:
     middle = np.median(ratio, axis=1, keepdims=True)
     assert (middle > 0).all() and (middle < 1).all()
     assert np.allclose(actual[:, 3], without[:, 3] * middle, rtol=0, atol=1e-5)
+
+
+# --- caps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_capped_scores_against_float64_and_the_law(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    cap, n = 1.5, 80
+    q, k, v = inputs(n, 2, 1, 4, 3)
+    actual, low = with_sinks(q, k, v, window, None, cap=cap), max(0, n - window) if window else 0
+    plain, bound = score, njit(lambda x: softcap(x, np.float32(cap)))
+    monkeypatch.setitem(globals(), "score", lambda q, k: np.float32(bound(plain(q, k))))
+    for h in range(2):
+        s = k[low:, 0].astype(np.float64) @ (q[-1, h].astype(np.float64) * SCALE)
+        weights = np.exp(cap * np.tanh(s / cap))
+        assert np.abs(actual[-1, h] - weights @ v[low:, 0].astype(np.float64) / weights.sum()).max() < 5e-6
+        assert actual[-1, h].tobytes() == law(q[-1, h], k[:, 0], v[:, 0], low, None).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0", "i8", "i12"])
+def test_capped_scores_of_every_type(kind: str) -> None:
+    """A row that sees only its own position and a sink of 0 gives the weight 1 / (1 + exp(-score)), which tells its score."""
+    cap = 2.0
+    q, k, v = inputs(50, 4, 2, 32, 32)
+    zeros, without = np.zeros(4, np.float32), with_sinks(q, k, v, 1, None, kind)
+    at = np.abs(without).argmax(axis=2)[..., None]
+    most = np.take_along_axis(without, at, 2).astype(np.float64)
+
+    def score_of(cap: float) -> np.ndarray:
+        weight = np.take_along_axis(with_sinks(q, k, v, 1, zeros, kind, cap), at, 2) / most
+        return np.log(weight / (1 - weight))
+
+    scores = score_of(0.0)
+    seen = np.abs(scores) < 8
+    assert (np.abs(scores[seen]) > cap).sum() > 20
+    assert np.abs(score_of(cap) - cap * np.tanh(scores / cap))[seen].max() < 2e-3
 
 
 # --- what precedes attention -----------------------------------------------------------------------------------

@@ -397,6 +397,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "norms after rotation": {"n_head": 12, "n_head_kv": 1, "d": 96, "normed": True, "norm_after": True, "n_rot": 48},
     "no rotation": {"n_head": 8, "n_head_kv": 2, "d": 128, "rotated": False, "scaled": True, "sinks": True},
     "several groups of chunks": {"n_head": 8, "n_head_kv": 2, "d": 128, "before": 1490},
+    "capped scores": {"n_head": 16, "n_head_kv": 8, "d": 256, "window": 200, "cap": 2.0},
     "a window of several groups": {"n_head": 4, "n_head_kv": 1, "d": 64, "before": 1490, "window": 1200, "sinks": True},
 }
 
@@ -436,6 +437,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         "rotated": True,
         "scaled": False,
         "sinks": False,
+        "cap": 0.0,
         "before": 0,
         **LAYERS[layer],
     }
@@ -460,6 +462,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         # Some are much larger than all scores, some much smaller.
         sinks=normal(n_head) * F(20) if given["sinks"] else None,
         query_scales=1 + rng.random(n_ctx, F) if given["scaled"] else None,
+        softcap=given["cap"],
     )
     on_gpu = replace(
         heads,

@@ -84,12 +84,12 @@ LOCAL_NEWER = {"matmul_float_wide"}
 SPILLED_TUNED = {
     ("down", ("Q5_0",)): 36,
     ("down", ("Q5_1",)): 36,
-    ("attend_integers", ("i8",)): 416,
+    ("attend_integers", ("i8",)): 572,
     ("attend_integer_chunks", ("i12",)): 40,
 }
 """Bytes that kernels may spill on the target that they are tuned for: with enough registers for everything, fewer blocks fit
 on a multiprocessor, and ``down`` takes 15 % longer; a lane of ``attend_integers`` keeps 256 dimensions of two pairs, and some
-of what it needs between groups of chunks is spilled, as by ``attend_integer_chunks``."""
+of what it needs between groups of chunks is spilled, as by ``attend_integer_chunks``; the most where scores are bounded."""
 
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
@@ -121,6 +121,7 @@ _ATTENTION = [
     attention.geometry(1, 64, 8, 64, 64, half=True, n_partials=64, multiprocessors=132, early=True, sinks=True),
     attention.geometry(1, 96, 8, 96, 96, half=True, n_partials=64, multiprocessors=132, early=True),
     attention.geometry(8, 40, 10, 80, 80, half=True, n_partials=64, multiprocessors=132, early=True),
+    attention.geometry(1, 16, 8, 256, 256, half=True, n_partials=64, multiprocessors=132, early=True, cap=50.0),
 ]
 
 _LATENTS = [
@@ -184,11 +185,11 @@ _EXPERTS = [
 
 
 def _integer_tiles(
-    n_head: int, n_head_kv: int, d_k: int, d_v: int, name: str, gated_and_sinks: bool
+    n_head: int, n_head_kv: int, d_k: int, d_v: int, name: str, gated_and_sinks: bool, cap: float = 0.0
 ) -> tuple[Any, ...]:
     tile = integer_tile.tile_of(CACHE_TYPES[name], d_k, d_v, 227 << 10)
     assert tile
-    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks)[0].constants
+    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks, cap)[0].constants
 
 
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
@@ -221,6 +222,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
+    ]
+    + [
+        direct_attention.geometry(1, 16, 8, 256, 256, name, name, 128, 132, True, cap=50.0).attend.constants
+        for name in ("f16", "q8_0")
     ],
     "attend_latents": [
         latent_attention.geometry(*sizes, 512, 132, shared, True).attend.constants
@@ -235,13 +240,19 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     + [
         tiled_attention.geometry(1024, *sizes, False, 227 << 10, latent=True)[0].constants
         for sizes in ((16, 1, 576, 512, "f16", "f16"), (20, 1, 576, 512, "f32", "f32"))
+    ]
+    + [
+        tiled_attention.geometry(1024, *sizes, False, 227 << 10, cap=50.0)[0].constants
+        for sizes in ((16, 8, 256, 256, "f16", "f16"), (32, 16, 128, 128, "q8_0", "q8_0"))
     ],
     "attend_integer_chunks": [
         integer_steps.geometry(1, *sizes, 513, 132, shared, True).attend.constants
         for sizes, _ in _INTEGERS
         for shared in (0, 227 << 10)
-    ],
-    "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS],
+    ]
+    + [integer_steps.geometry(1, 32, 16, 128, 128, "i12", 128, 132, 227 << 10, True, cap=50.0).attend.constants],
+    "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS]
+    + [_integer_tiles(16, 8, 256, 256, "i8", False, 50.0), _integer_tiles(32, 16, 128, 128, "i12", False, 50.0)],
     "begin_block": [()],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],

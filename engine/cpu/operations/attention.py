@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.arrays import Batch
 from engine.cache.kv import AttentionCache
-from engine.cache.types import BLOCK, CacheType
+from engine.cache.types import BLOCK, GROUP, CacheType
 from engine.cpu import attention, glu, integer_attention, integer_cache, observe, quantized_cache, rope
 from engine.cpu.operations.rows import RowOperations
 from engine.cpu.runtime.program import TILE_NS
@@ -41,7 +41,7 @@ class AttentionOperations(RowOperations):
         slots = batch.sequences
         places, masses = cache.places(batch), cache.masses(batch, cache.window)
         self.append(cache, k, v, places, slots)
-        out = self.attend(queries, cache, places, heads.scale, None, heads.sinks, slots, masses)
+        out = self.attend(queries, cache, places, heads.scale, None, heads.sinks, slots, masses, heads.softcap)
         if both is not None:
             self.do(glu.sigmoid_gate, out.reshape(-1, heads.d_v), both, items=both.shape[0], ns=1.0 * heads.d_v)
         return out
@@ -58,7 +58,8 @@ class AttentionOperations(RowOperations):
     ) -> np.ndarray:
         (queries,) = self._prepared(heads, [q], batch, table)
         masses = cache.masses(batch, window)
-        return self.attend(queries, cache, last, heads.scale, window, heads.sinks, batch.sequences, masses)
+        others = heads.sinks, batch.sequences, masses, heads.softcap
+        return self.attend(queries, cache, last, heads.scale, window, *others)
 
     def remember(
         self,
@@ -147,11 +148,12 @@ class AttentionOperations(RowOperations):
         sinks: np.ndarray | None = None,
         sequences: np.ndarray | None = None,
         masses: np.ndarray | None = None,
+        cap: float = 0.0,
     ) -> np.ndarray:
         """Attend q [rows, n_head, d_k] over the cache up to positions int32 [rows] of the sequences in slots int32 [rows],
         None: all in slot 0; as far back as ``window``, or as its own window if that is None, with ``sinks`` [n_head] or
         without: float32 [rows, n_head * d_v].  masses: int32 [slots * 64, chunks], to which those of the rows are added, or
-        None."""
+        None; cap: of scores, 0 for none."""
         self._tell("query", q)
         rows, n_head, _ = q.shape
         sequences = _FIRST_SLOT[:rows] if sequences is None else sequences
@@ -170,12 +172,12 @@ class AttentionOperations(RowOperations):
         if k.whole:
             query = self.integer_queries(q, scale, k)
             whole = *query, keys, values, positions, sequences, cache.table, window, sinks, parts, out
-            self.do(integer_attention.attend(k.bits), *whole, **tiles)
+            self.do(integer_attention.attend(k.bits, GROUP, cap), *whole, **tiles)
             self._observe(parts, positions, sequences, sinks, masses)
             self.do(integer_cache.rotate_rows, out.reshape(-1, d), v.block(d), items=items, ns=1.0 * d)
             return out.reshape(rows, -1)
         given = q, *self.int8_queries(q, scale, k), keys, values, positions, sequences, cache.table
-        self.do(attention.attend(k.bits, v.bits), *given, f32(scale), window, sinks, parts, out, **tiles)
+        self.do(attention.attend(k.bits, v.bits, GROUP, cap), *given, f32(scale), window, sinks, parts, out, **tiles)
         self._observe(parts, positions, sequences, sinks, masses)
         if v.quantized:
             self.do(quantized_cache.rotate_rows, out.reshape(-1, d), items=items, ns=1.0 * d)

@@ -144,6 +144,7 @@ def geometry(
     sinks: bool = False,
     together: int = GROUP,
     mixed: bool = False,
+    cap: float = 0.0,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of float16 (``half``) or float32.
 
@@ -151,7 +152,7 @@ def geometry(
     before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
     multiplied by the sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written the
     contents of the cache.  ``sinks``: heads have them.  ``together``: chunks of a group.  ``mixed``: rows may belong to
-    several sequences; each is then computed as if it were the only one.
+    several sequences; each is then computed as if it were the only one.  ``cap``: of scores, 0 for none.
     Raises DeviceError for heads that the kernels do not support.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -169,7 +170,7 @@ def geometry(
     # No more blocks than are resident at once, two per multiprocessor: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, 2 * multiprocessors // (n_head_kv * parts)))
     return Geometry(
-        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, single, early and not past),
+        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, single, early and not past, cap),
         # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
@@ -394,7 +395,16 @@ def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> DeviceFunction:
 
 @kernel(*(F32P, U32P, U32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, i32, i32, f32), threads=256, blocks=2)
 def attend_chunks(
-    half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, single: bool, early: bool
+    half: bool,
+    d_k: int,
+    d_v: int,
+    group: int,
+    tasks: int,
+    shared_by: int,
+    threads: int,
+    single: bool,
+    early: bool,
+    cap: float = 0.0,
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
@@ -404,7 +414,7 @@ def attend_chunks(
     Where shared memory holds keys and values at the same time, a block loads its first chunk before ``wait_for_inputs``, and
     writes what the rows append to it afterwards; if other rows than that of the block may append to it, it waits first.
     ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: the number of them that a
-    thread serves with each key or value it has loaded; ``early``: see ``geometry``.
+    thread serves with each key or value it has loaded; ``early``, ``cap``: see ``geometry``.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
     blocks of ``threads``.
     """
@@ -442,7 +452,7 @@ def attend_chunks(
     masked_run = _make_sum_run(half, d_v, shared_by, n_bounds, True, SPAN)
     d_pad = padded(d_v)
 
-    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, threads, single)
+    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, threads, single, cap)
 
     @device
     def fetch(keys, values, at, thread, key, value):

@@ -78,12 +78,14 @@ def geometry(
     sinks: bool = False,
     together: int = GROUP,
     mixed: bool = False,
+    cap: float = 0.0,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of these types.
 
     ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
     (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate;
-    ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may belong to several sequences.
+    ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may belong to several
+    sequences; ``cap``: of scores, 0 for none.
     Raises DeviceError for heads that the kernel does not support.
     """
     types = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -103,7 +105,7 @@ def geometry(
     splits = min(n_partials, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
     apart, rotated = types[0].quantized and n_partials > splits, BLOCK if types[1].quantized else 0
     return Geometry(
-        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, apart),
+        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, apart, cap),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
@@ -129,7 +131,16 @@ def geometry(
     blocks=BLOCKS,
 )
 def attend_in_place(
-    k_type: str, v_type: str, d_k: int, d_v: int, group: int, tasks: int, single: bool, early: bool, apart: bool
+    k_type: str,
+    v_type: str,
+    d_k: int,
+    d_v: int,
+    group: int,
+    tasks: int,
+    single: bool,
+    early: bool,
+    apart: bool,
+    cap: float = 0.0,
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk.
 
@@ -138,7 +149,7 @@ def attend_in_place(
     where keys are quantized).
     ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0; ``group``: query heads per KV
     head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a warp processes a chunk alone
-    where a block has several; keys are quantized.
+    where a block has several; keys are quantized; ``cap``: of scores, 0 for none.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
     blocks of ``THREADS``.
     """
@@ -185,13 +196,13 @@ def attend_in_place(
     n_value, load_span, weighted_sum = make_weighted_sum(of_values, d_v, shared_by, shared_by, n_bounds, span)
     n_chains = 2 * of_warp
     weigh_rounds = -(-tasks // WARPS)
-    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, THREADS, single)
+    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, THREADS, single, cap)
     d_pad = padded(d_v)
     n_scores, take_scores, take_values = tasks * CHUNK, None, None
     n_limits = 3 * tasks * WARPS if apart else 4
     if apart:
         n_scores *= WARPS
-        take_scores, take_values = make_chunk_of_a_warp(of_keys, of_values, d_k, d_v, group, tasks, single)
+        take_scores, take_values = make_chunk_of_a_warp(of_keys, of_values, d_k, d_v, group, tasks, single, cap)
 
     own_keys = make_own_keys(of_keys, d_k) if quantized else None
     prefetch_keys, prefetch_values = make_prefetch(key_words, value_words)

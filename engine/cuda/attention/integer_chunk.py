@@ -4,6 +4,7 @@
     for each block of dimensions:
         I = integer products of the queries and the keys          two of a query's bytes, 8 h + l, times one or two of a key's
         scores = fma(dq * dk, float32(I), scores)
+    scores = softcap(scores, cap log2(e)) if there is a cap
     p = 2**(scores - maximum), l = sum of p
     for each block of values:
         P = integers of p * dv, 2**E above all of them            as bytes, 16 h + l
@@ -24,6 +25,7 @@ from numba import cuda
 
 from engine.cache.types import CHUNK, CacheType
 from engine.cpu.integer_attention import LN_2, WEIGHT
+from engine.cpu.integer_cache import LOG2_E
 from engine.cuda.attention.tile import make_each
 from engine.cuda.intrinsics import (
     advance,
@@ -35,6 +37,7 @@ from engine.cuda.intrinsics import (
     lane_xor_int,
     mma32_onto,
     round_product,
+    softcap,
     unless_overflow,
     vector4,
 )
@@ -63,18 +66,26 @@ def _add(acc, at, a, b0, b1):
 
 
 def make_scores(
-    of: CacheType, d_k: int, pitch: int, low_pitch: int, load: DeviceFunction, at_once: int, strips: int = STRIPS
+    of: CacheType,
+    d_k: int,
+    pitch: int,
+    low_pitch: int,
+    load: DeviceFunction,
+    at_once: int,
+    cap: float,
+    strips: int = STRIPS,
 ) -> DeviceFunction:
     """The device function ``scores(query, dq, keys, lows, scales, lane, s)``: the lane's scores of the first ``strips``
     strips from the pointers on, s [8 strips].
 
     keys, lows, scales: the chunk's bytes, the low bits of i12, and the float16 scales; load: a load of two words from there;
-    ``at_once``: strips of 16 positions whose sums are in registers at the same time.
+    ``at_once``: strips of 16 positions whose sums are in registers at the same time; ``cap``: of scores, 0 for none.
     """
     block, low_bits = of.block(d_k), of.bits == 12
     blocks, steps = d_k // block, block // 32
     n_acc = 8 * at_once
     n_low = n_acc if low_bits else 1
+    capped, most_score = cap > 0.0, F(cap * LOG2_E)
 
     @device
     def multiply(at, first, query, key, low_key, high, low, high_of_low, low_of_low):
@@ -137,6 +148,9 @@ def make_scores(
         for b in range(blocks):
             x, y = dq[I(PAIRS * b) + g], dq[I(PAIRS * b) + g + 8]
             take_all_strips(0, I(b), x, y, advance(query, 4 * lane), key, low_key, advance(scales, 2 * t), s)
+        if capped:
+            for k in range(8 * strips):
+                s[k] = softcap(s[k], most_score)
 
     return scores
 

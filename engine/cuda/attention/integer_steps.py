@@ -79,13 +79,14 @@ def geometry(
     sinks: bool = False,
     together: int = GROUP,
     mixed: bool = False,
+    cap: float = 0.0,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of this type.
 
     ``shared``: bytes of shared memory that a block may have, 0 if copies to it cannot overlap with work; ``early``: no
     kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``gated``: the result is
     multiplied by the sigmoid of a gate; ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may
-    belong to several sequences.
+    belong to several sequences; ``cap``: of scores, 0 for none.
     """
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
@@ -98,7 +99,7 @@ def geometry(
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, resident * multiprocessors // (n_head_kv * parts)))
     return Geometry(
-        attend_integer_chunks(name, d_k, d_v, group, early, warps, resident, staged),
+        attend_integer_chunks(name, d_k, d_v, group, early, warps, resident, staged, cap),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         32 * warps,
@@ -115,7 +116,9 @@ def geometry(
     )
 
 
-def _bytes(name: str, d_k: int, d_v: int, group: int, early: bool, warps: int, resident: int, staged: bool) -> int:
+def _bytes(
+    name: str, d_k: int, d_v: int, group: int, early: bool, warps: int, resident: int, staged: bool, *_: float
+) -> int:
     """The shared memory of a block: a chunk per warp, the queries and their scales."""
     tile = IntegerTile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
     return 4 * (warps * tile.stage * staged + tile.of_warp + PAIRS * (d_k // tile.of.block(d_k)))
@@ -140,7 +143,15 @@ def warps_of(name: str, d_k: int, d_v: int, shared: int) -> tuple[int, int]:
     shared=_bytes,
 )
 def attend_integer_chunks(
-    name: str, d_k: int, d_v: int, group: int, early: bool, warps: int, resident: int, staged: bool
+    name: str,
+    d_k: int,
+    d_v: int,
+    group: int,
+    early: bool,
+    warps: int,
+    resident: int,
+    staged: bool,
+    cap: float = 0.0,
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk of a cache of i8 or i12 (``name``).
 
@@ -148,7 +159,7 @@ def attend_integer_chunks(
     of the first of them: those of the pass, or 1 if it is mixed), pages, stride (chunks of a row of the table), partials,
     window, scale (not used: queries have it).
     ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``: of a block, of which ``resident`` fit on a
-    multiprocessor; ``staged``: each has a chunk in shared memory.
+    multiprocessor; ``staged``: each has a chunk in shared memory; ``cap``: of scores, 0 for none.
     Grid: (n_head_kv, ceil(rows * group / 16) * (rows of the pass / rows), splits), blocks of 32 * ``warps`` threads.
     """
     of, tile = CACHE_TYPES[name], IntegerTile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
@@ -162,13 +173,13 @@ def attend_integer_chunks(
     if staged:
         low_keys, key_scales, values_at = tile.low_keys, tile.key_scales, tile.values
         low_values, value_scales = tile.low_values - values_at, tile.value_scales - values_at
-        scores = make_scores(of, d_k, KEY_PITCH, LOW_PITCH, vector2, strips)
+        scores = make_scores(of, d_k, KEY_PITCH, LOW_PITCH, vector2, strips, cap)
         integers = make_integers(vector2)
         weighted = make_values(of, d_v, tile.value_pitch, tile.low_value_pitch, vector2)
     else:
         low_keys, key_scales, values_at = CHUNK * d_k // 4, of.integer_words(d_k), 0
         low_values, value_scales = CHUNK * d_v // 4, of.integer_words(d_v)
-        scores = make_scores(of, d_k, CHUNK, CHUNK, load2, strips)
+        scores = make_scores(of, d_k, CHUNK, CHUNK, load2, strips, cap)
         integers = make_integers(load2)
         weighted = make_values(of, d_v, d_v, d_v // 2, load2)
     fetch_keys, fetch_values = make_fetch(tile, 32)

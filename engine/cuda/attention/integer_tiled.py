@@ -76,12 +76,12 @@ U = np.uint32
 
 
 def geometry(
-    rows: int, n_head: int, n_head_kv: int, tile: IntegerTile, gated: bool, sinks: bool = False
+    rows: int, n_head: int, n_head_kv: int, tile: IntegerTile, gated: bool, sinks: bool = False, cap: float = 0.0
 ) -> tuple[Specialization, tuple[int, int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows in tiles of this kind; ``gated``, ``sinks``: whether heads are
-    gated, and have sinks."""
+    gated, and have sinks; ``cap``: of scores, 0 for none."""
     group = n_head // n_head_kv
-    constants = tile.of.name, tile.d_k, tile.d_v, group, tile.part, tile.warps, tile.shared_by, gated, sinks
+    constants = tile.of.name, tile.d_k, tile.d_v, group, tile.part, tile.warps, tile.shared_by, gated, sinks, GROUP, cap
     grid = (n_head_kv, tile.number(rows * group), tile.d_v // tile.width)
     return attend_integers(*constants), grid, 32 * tile.warps
 
@@ -114,13 +114,15 @@ def attend_integers(
     gated: bool,
     sinks: bool = False,
     joined: int = GROUP,
+    cap: float = 0.0,
 ) -> KernelCode:
     """Attention of the rows of a pass over a cache of i8 or i12 (``name``).
 
     Arguments: q, q_scales, keys, values, positions, sequences, table, gate (not read unless ``gated``), sink (not read unless
     ``sinks``: heads have them), out, rows, pages, stride (chunks of a row of the table), window.
     ``group``: query heads per KV head; ``part``: dimensions of values of a warp, a divisor of d_v; ``shared_by``: warps that
-    share 16 pairs, 1 or 2; ``joined``: chunks that are joined with one another before they are joined with others.
+    share 16 pairs, 1 or 2; ``joined``: chunks that are joined with one another before they are joined with others; ``cap``:
+    of scores, 0 for none.
     Grid: (n_head_kv, ceil(rows * group / (16 * warps / shared_by)), d_v / (part * shared_by)), blocks of 32 * ``warps``
     threads.
     """
@@ -141,7 +143,7 @@ def attend_integers(
     n_turn = 8 * of_turn
     fetch_keys, fetch_values = make_fetch(tile, threads)
     place = make_place(of, d_k, group, shared_by)
-    scores = make_scores(of, d_k, KEY_PITCH, LOW_PITCH, vector2, 2, own_strips)
+    scores = make_scores(of, d_k, KEY_PITCH, LOW_PITCH, vector2, 2, cap, own_strips)
     integers = make_integers(vector2)
     weighted = make_values(of, d_v, tile.value_pitch, tile.low_value_pitch, vector2)
     rotate = make_rotate(strips, block)

@@ -1,6 +1,7 @@
 """The launches of attention: rotation and storing, then chunks, or all rows of a prompt in one launch."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,13 @@ def attend(
     stride = cache.table.shape[1]
     partials = attention.partials(stride * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
-    options = {"early": True, "gated": heads.gated, "sinks": heads.sinks is not None, "mixed": batch.mixed}
+    options: dict[str, Any] = {
+        "early": True,
+        "gated": heads.gated,
+        "sinks": heads.sinks is not None,
+        "mixed": batch.mixed,
+    }
+    options["cap"] = heads.softcap
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
     if k.whole:
@@ -134,12 +141,13 @@ def attend_wide(
     if k.whole:
         tile = integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
         if tile and tile.fills(rows, heads.n_head, heads.n_head_kv, device.multiprocessors):
-            kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None
+            kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None, heads.softcap
             of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds)
             recorder.launch(of_integers, blocks, threads, (*query, *read, *numbers), result=out)
             return out
     elif tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
-        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared, heads.sinks is not None)
+        others = heads.gated, shared, heads.sinks is not None
+        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, *others, cap=heads.softcap)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
         recorder.launch(kernel, grid, block, (*given, *read, *numbers, heads.scale), result=out)
         return out

@@ -26,6 +26,7 @@ from engine.cuda.intrinsics import (
     lane_xor,
     load4,
     sigmoid,
+    softcap,
     store4,
     vector4,
 )
@@ -230,6 +231,18 @@ def make_sum_run(tile: Tile, masked: bool) -> DeviceFunction:
         part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
 
     return run
+
+
+def make_bound(tile: Tile, cap: float) -> DeviceFunction:
+    """The device function ``bound(i, s)``, i = 0: replace a thread's scores s [own, 8] by cap tanh(score / cap)."""
+    most_score = F(cap)
+
+    @device
+    def bound(i, s):
+        for e in range(8):
+            s[8 * i + e] = softcap(s[8 * i + e], most_score)
+
+    return make_each(tile.own, bound)
 
 
 def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:

@@ -35,6 +35,7 @@ from engine.cuda.attention.quantized_tile import make_query, make_scores, make_v
 from engine.cuda.attention.tile import (
     DIMENSIONS,
     Tile,
+    make_bound,
     make_finish,
     make_groups,
     make_join,
@@ -132,14 +133,15 @@ def geometry(
     sinks: bool = False,
     together: int = GROUP,
     latent: bool = False,
+    cap: float = 0.0,
 ) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows over a cache of these types, on a GPU whose blocks have ``shared``
     bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group;
-    ``latent``: keys and values are rows of latents."""
+    ``latent``: keys and values are rows of latents; ``cap``: of scores, 0 for none."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
     grid = (n_head_kv, -(-rows * group // tile.pairs))
     constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, tile.kept, gated, sinks, together
-    return attend_tiles(*constants, *((True,) if latent else ())), grid, THREADS
+    return attend_tiles(*constants, latent, cap), grid, THREADS
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
@@ -170,6 +172,7 @@ def attend_tiles(
     sinks: bool = False,
     together: int = GROUP,
     latent: bool = False,
+    cap: float = 0.0,
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
@@ -178,7 +181,7 @@ def attend_tiles(
     of the table), window, scale (not used where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``, ``kept``: of a ``Tile``; d_k: a multiple of 16, d_v:
     of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two; ``latent``: keys and values are the
-    same rows of latents, float32 or float16, and there is one KV head.
+    same rows of latents, float32 or float16, and there is one KV head; ``cap``: of scores, 0 for none.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -229,6 +232,7 @@ def attend_tiles(
     full_run, masked_run = (make_sum_run(tile, masked) for masked in (False, True))
     a_further, b_further, positions, turn = UNROLLED * pairs, UNROLLED * pitch, tile.positions, tile.turn
     hide, weigh, total, mark = make_weigh(tile)
+    capped, bound = cap > 0.0, make_bound(tile, cap)
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values, sinks)
     clear_groups, join_groups, load_groups = make_groups(tile, group)
 
@@ -487,6 +491,8 @@ def attend_tiles(
                     here = I(slice_size - here)
             if own_chunk <= last_chunk:
                 own_places = advance(places, pair)
+                if capped:
+                    bound(0, s)
                 if not whole:
                     hide(0, s, own_places, first, window, own_chunk)
                 weigh(0, s, sums, advance(memory, I(tops_at + I(chunk_of * pairs + pair))), lane)

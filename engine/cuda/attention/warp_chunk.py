@@ -17,7 +17,7 @@ from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.scores import make_own_keys, make_quantized_scores
 from engine.cuda.attention.weigh import make_weigh, visible, warp_max
 from engine.cuda.attention.weighted_values import OWNED, STEP, make_weighted_sum
-from engine.cuda.intrinsics import advance, exp, halves, lane_xor, lanes_max, prefetch, store4
+from engine.cuda.intrinsics import advance, exp, halves, lane_xor, lanes_max, prefetch, softcap, store4
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
 
@@ -68,7 +68,7 @@ def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> DeviceFunct
 
 
 def make_chunk_of_a_warp(
-    of_keys: CacheType, of_values: CacheType, d_k: int, d_v: int, group: int, tasks: int, single: bool
+    of_keys: CacheType, of_values: CacheType, d_k: int, d_v: int, group: int, tasks: int, single: bool, cap: float
 ) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions for a warp that processes a chunk: ``take_scores(keys, query, d, scores, lane)`` and, from
     there to weights and sums of all pairs, ``take_values(values, scores, limits, places, weights, sums, lane, n, task0,
@@ -92,6 +92,7 @@ def make_chunk_of_a_warp(
     n_value, load_span, weighted_sum = make_weighted_sum(of_values, d_v, served, pitch, n_bounds, span)
     score = _make_scores(of_keys, d_k, tasks, pitch)
     row_of, head_of, _, _ = make_weigh(group, tasks, pitch, 32, single)
+    capped, most_score = cap > 0.0, F(cap)
 
     @device
     def look(places, limits, lane, n, task0, head0, n_head, partials, window, chunk):
@@ -116,6 +117,8 @@ def make_chunk_of_a_warp(
             first, last = limits[t], limits[tasks + t]
         own = advance(scores, I(I(t // pitch * CHUNK + lane) * pitch + t % pitch))
         s, u = own[0], own[32 * pitch]
+        if capped:
+            s, u = softcap(s, most_score), softcap(u, most_score)
         s = F(-np.inf) if lane < first or lane >= last else s
         u = F(-np.inf) if lane + 32 < first or lane + 32 >= last else u
         return own, s, u

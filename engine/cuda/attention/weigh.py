@@ -1,6 +1,7 @@
 """From the scores of a chunk to weights: what a (row, head) pair sees of it, exp(score - maximum), and their sum.
 
-Formula: m = max of the visible scores, p_j = exp(score_j - m), l = sum of p_j (``engine/cpu/attention.py``).
+Formula: score_j = softcap(score_j, cap) if there is a cap;
+    m = max of the visible scores, p_j = exp(score_j - m), l = sum of p_j (``engine/cpu/attention.py``).
 Shapes: scores float32 [tasks / shared_by, 64, shared_by], in shared memory; ``combine.py`` reads m and l from weights [rows,
     n_head, partials, 2].
 Who owns what: a warp at a time owns a pair, a lane positions ``lane`` and ``lane + 32``.
@@ -13,7 +14,7 @@ import numpy as np
 from engine.cache.types import CHUNK
 from engine.cuda.attention.join import first_visible
 from engine.cuda.fold import fold32
-from engine.cuda.intrinsics import advance, bits_float, exp, float_bits, lanes_max
+from engine.cuda.intrinsics import advance, bits_float, exp, float_bits, lanes_max, softcap
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
 
@@ -38,12 +39,13 @@ def visible(place, window, chunk):
 
 
 def make_weigh(
-    group: int, tasks: int, shared_by: int, threads: int, single: bool
+    group: int, tasks: int, shared_by: int, threads: int, single: bool, cap: float = 0.0
 ) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
     """(row_of, head_of, weigh, note): the row and the head of a (row, head) pair; and from the scores of a chunk to weights,
     maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
     n_warps = threads // 32
     weigh_rounds = -(-tasks // n_warps)
+    capped, most_score = cap > 0.0, F(cap)
 
     @device
     def row_of(task):
@@ -66,6 +68,8 @@ def make_weigh(
                 if first < last:
                     own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
                     s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
+                    if capped:
+                        s, u = softcap(s, most_score), softcap(u, most_score)
                     if lane < first or lane >= last:
                         s = F(-np.inf)
                     if lane + 32 < first or lane + 32 >= last:

@@ -75,6 +75,7 @@ def agree(
     sinks: np.ndarray = NO_SINKS,
     group: int = GROUP,
     slots: list[int] | None = None,
+    cap: float = 0.0,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds the cache as it
     was before the rows, until it waits for its inputs; ``group``: chunks of a group; ``slots``: of the sequences of the rows
@@ -91,7 +92,8 @@ def agree(
     given = (memory.reshape(*memory.shape[:2], -1).view(np.uint32) for memory in (keys, values))
     none = np.empty((rows, n_head, 0), np.int8), np.empty((rows, n_head, 0), np.float32)
     read = *given, at, of_rows, cache.table
-    mirror.attend(bits, bits, group)(q, *none, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
+    law = mirror.attend(bits, bits, group, cap)
+    law(q, *none, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
@@ -99,7 +101,7 @@ def agree(
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
 
     n_partials = attention.partials(max(ends), window)
-    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed}
+    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed, "cap": cap}
     plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_partials, 3, early, tasks, gated, **options)
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_partials))
@@ -243,6 +245,11 @@ def test_sinks(positions: list[int], window: int, gated: bool) -> None:
     """Much smaller than every score, much larger, and similar."""
     sinks = np.array([-3e38, 3e38, 0.5, -0.0], np.float32)
     agree(positions, 4, 2, 4, 34, window=window, gated=gated, early=True, sinks=sinks)
+
+
+@pytest.mark.parametrize("half", few([True, False]))
+def test_capped_scores(half: bool) -> None:
+    agree([70, 130], 2, 1, 32, 32, window=70, half=half, early=True, cap=1.5)
 
 
 @pytest.mark.parametrize("half", few([True, False]))
@@ -579,7 +586,7 @@ def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch, types: T
         3,
     ),
 )
-def test_the_operations_of_heads_with_sinks_and_factors(
+def test_the_operations_of_heads_with_sinks_caps_and_factors(
     monkeypatch: pytest.MonkeyPatch, types: str, n_rot: int, norm_after: bool, rows: int
 ) -> None:
     """Norms before and after rotation, or without one; steps and a prompt."""
@@ -587,5 +594,5 @@ def test_the_operations_of_heads_with_sinks_and_factors(
     rng, d = np.random.default_rng(rows), 32 if k.quantized or v.quantized else 16
     q_norm, k_norm, factors = (rng.normal(size=n).astype(np.float32) for n in (d, d, 24))
     heads = Heads(2, 1, d, d, n_rot == 8, 0.5, 1e-6, q_norm, k_norm, norm_after=norm_after)
-    heads = replace(heads, sinks=np.array([0.5, -1], np.float32), query_scales=factors)
+    heads = replace(heads, sinks=np.array([0.5, -1], np.float32), query_scales=factors, softcap=2.0)
     same_operations(monkeypatch, Types(k, v), heads, n_rot=n_rot, rows=rows, past=5 if rows == 2 else 0)

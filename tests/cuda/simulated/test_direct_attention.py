@@ -84,6 +84,7 @@ def agree(
     group: int = GROUP,
     slots: list[int] | None = None,
     slot: int = 1,
+    cap: float = 0.0,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; types: of keys and of values; ``group``:
     chunks of a group; ``slots``: of the sequences of the rows in a mixed pass; ``slot``: of their sequence in any other."""
@@ -101,17 +102,17 @@ def agree(
     expected = np.empty((rows, n_head, d_v), np.float32)
     flat = [memory.reshape(n_head_kv, cache.pages, -1).view(np.uint32) for memory in (cache.keys, cache.values)]
     read = *flat, at, of_rows, cache.table
-    law = mirror.attend(k.bits, v.bits, group)
+    law = mirror.attend(k.bits, v.bits, group, cap)
     law(q, integers, scales, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
 
     n_partials, stride = attention.partials(max(ends), window), cache.table.shape[1]
     sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
-    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed}
+    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed, "cap": cap}
     plan = direct_attention.geometry(*sizes, n_partials, 3, early, tasks, **options)
     grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
     if splits:
-        attend = attend.kernel(*attend.constants[:-1], k.quantized and n_partials > splits)
+        attend = attend.kernel(*attend.constants[:-2], k.quantized and n_partials > splits, cap)
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_partials))
     query: tuple[Any, ...] = (integers, scales) if k.quantized else (q, None)
     arguments = [*query, *read, weights, sums, rows, cache.pages, stride, n_partials, window, SCALE]
@@ -246,6 +247,12 @@ def test_groups_of_chunks(types: str, positions: list[int], window: int) -> None
 
 def test_sinks() -> None:
     agree("q8_0 q4_0", [70, 30], 4, 2, 32, sinks=np.array([-3e38, -2, 5, 3e38], np.float32))
+
+
+@pytest.mark.parametrize(("types", "splits"), few([("q8_0 q4_0", 1), ("f32 q8_0", 0), ("q4_0 q8_0", 0)], 2))
+def test_capped_scores(types: str, splits: int) -> None:
+    """Of a chunk that a warp processes alone, or all warps."""
+    agree(types, [130, 70], 2, 1, 32, splits=splits, window=100, cap=1.5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -76,12 +76,12 @@ class Case:
                 integer_cache.append(x, *places, *kind, memory, 0, at.size * x.shape[1])
         return cache
 
-    def expected(self, sinks: np.ndarray, joined: int) -> np.ndarray:
+    def expected(self, sinks: np.ndarray, joined: int, cap: float) -> np.ndarray:
         """What the CPU finds, before gates."""
         out = np.empty((self.rows, self.n_head, self.d_v), np.float32)
         end = NO_PARTS, out, 0, self.rows * self.n_head
         given = self.integers, self.scales, *self.read, self.window, sinks, *end
-        mirror.attend(self.of.bits, joined)(*given)
+        mirror.attend(self.of.bits, joined, cap)(*given)
         integer_cache.rotate_rows(out.reshape(-1, self.d_v), self.of.block(self.d_v), 0, self.rows * self.n_head)
         assert np.isfinite(out).all()
         return out
@@ -104,17 +104,18 @@ def tiles_agree(
     joined: int = 2,
     seed: int | None = 1,
     sinks: np.ndarray = NO_SINKS,
+    cap: float = 0.0,
 ) -> None:
     """The bits of the CPU, in tiles of 16 pairs per warp."""
     d_v = d_v or d_k
     case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, end)
-    expected = case.expected(sinks, joined)
+    expected = case.expected(sinks, joined, cap)
     gate = case.rng.normal(size=(case.rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, case.rows * n_head)
     group, part = n_head // n_head_kv, part or integer_tile.part_of(case.of, d_v)
-    constants = name, d_k, d_v, group, part, warps, shared_by, gated, sinks.size > 0, joined
+    constants = name, d_k, d_v, group, part, warps, shared_by, gated, sinks.size > 0, joined, cap
     kernel = integer_tiled.attend_integers(*constants)
     out = np.full_like(expected, np.nan)
     arguments = [case.query, case.scales, *case.read, gate, sinks, out, case.rows, *case.sizes, window]
@@ -164,6 +165,13 @@ def test_sinks_and_gates(name: str, gated: bool) -> None:
     tiles_agree(name, [*range(126, 130)], 4, 2, 32, gated=gated, sinks=sinks)
 
 
+@pytest.mark.parametrize(("name", "shared_by"), few([("i8", 2), ("i12", 1)]))
+def test_capped_scores(name: str, shared_by: int) -> None:
+    """Of a warp, or of two that exchange them."""
+    rows, d_v = [*range(125, 131)], 128 * shared_by
+    tiles_agree(name, rows, 2, 1, 32, d_v, part=128, warps=shared_by, shared_by=shared_by, window=70, cap=1.5)
+
+
 # --- steps -----------------------------------------------------------------------------------------------------
 
 
@@ -182,15 +190,17 @@ def steps_agree(
     sinks: np.ndarray = NO_SINKS,
     shared: int = 227 << 10,
     slots: list[int] | None = None,
+    cap: float = 0.0,
 ) -> None:
     """The bits of the CPU, by chunks that are joined afterwards; without ``shared`` memory they are read where they are;
     ``slots``: of the sequences of the rows in a mixed pass."""
     d_v, mixed = d_v or d_k, slots is not None
     case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, 0, slots)
-    expected = case.expected(sinks, 2)
+    expected = case.expected(sinks, 2, cap)
     n_partials = attend.partials(max(positions) + 1, window)
     sizes = case.rows, n_head, n_head_kv, d_k, d_v, name
-    plan = integer_steps.geometry(*sizes, n_partials, 3, shared, early, sinks=sinks.size > 0, together=2, mixed=mixed)
+    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": 2, "mixed": mixed, "cap": cap}
+    plan = integer_steps.geometry(*sizes, n_partials, 3, shared, early, **options)
     weights, sums = (np.full(n, np.nan, np.float32) for n in attend.scratch(case.rows, n_head, d_v, n_partials))
     rest = weights, sums, 1 if mixed else case.rows, *case.sizes, n_partials, window, SCALE
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
@@ -227,6 +237,11 @@ def test_rows_of_several_sequences(name: str, n_head: int, window: int, shared: 
     """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""
     positions, slots = [65, 330, 331, 5, 65], [2, 0, 0, 1, 2]
     steps_agree(name, positions, n_head, 1, 32, window=window, splits=1, shared=shared, slots=slots)
+
+
+@pytest.mark.parametrize(("name", "shared"), few([("i8", 0), ("i12", 227 << 10)]))
+def test_capped_scores_of_steps(name: str, shared: int) -> None:
+    steps_agree(name, [130, 131], 2, 1, 32, window=70, shared=shared, cap=1.5)
 
 
 @pytest.mark.parametrize("name", few(["i8", "i12"]))

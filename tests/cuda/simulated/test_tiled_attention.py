@@ -43,6 +43,7 @@ def agree(
     threads: int = 64,
     seed: int | None = 1,
     sinks: np.ndarray = NO_SINKS,
+    cap: float = 0.0,
     joined: int = GROUP,
     kept: bool = True,
 ) -> None:
@@ -62,7 +63,7 @@ def agree(
     flat = [memory.reshape(n_head_kv, cache.pages, -1).view(np.uint32) for memory in (cache.keys, cache.values)]
     read = *flat, at, np.ones(rows, np.int32), cache.table
     expected = np.empty((rows, n_head, d_v), np.float32)
-    law = mirror.attend(k.bits, v.bits, joined)
+    law = mirror.attend(k.bits, v.bits, joined, cap)
     law(q, integers, scales, *read, SCALE, window, sinks, mirror.NO_PARTS, expected, 0, rows * n_head)
     if v.quantized:
         quantized_cache.rotate_rows(expected.reshape(-1, d_v), 0, rows * n_head)
@@ -72,7 +73,7 @@ def agree(
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
     group = n_head // n_head_kv
-    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, kept, gated, sinks.size > 0, joined
+    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, kept, gated, sinks.size > 0, joined, False, cap
     kernel = tiled_attention.attend_tiles(*constants)
     out = np.full_like(expected, np.nan)
     query: tuple[Any, ...] = (integers.view(np.uint32), scales) if k.quantized else (q.view(np.uint32), None)
@@ -164,6 +165,12 @@ def test_sinks(types: str, gated: bool, window: int) -> None:
     agree([*range(59, 67)], 6, 2, 32, 32, types=types, gated=gated, window=window, sinks=sinks)
 
 
+@pytest.mark.parametrize(("types", "own"), few([("q8_0 q4_0", 4), ("f16 f16", 8), ("f32 q8_0", 4)]))
+def test_capped_scores(types: str, own: int) -> None:
+    """Of chunks that rows see in part and as a whole."""
+    agree([*range(130, 133)], 2, 1, 32, 32, types=types, own=own, window=100, cap=1.5)
+
+
 @pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
 def test_positions_that_do_not_follow_one_another(types: str) -> None:
     """Positions as in queries over what another model remembers; with a window, chunks between them that no row sees."""
@@ -231,7 +238,7 @@ def test_the_operations_of_a_wide_pass(
     types = Types(CACHE_TYPES[k_type], CACHE_TYPES[v_type])
     d = 32 if types.k.quantized else 16
     sinks = np.array([1, -1], np.float32) if gated else None
-    heads = Heads(2, 1, d, d, True, 0.25, 1e-6, gated=gated, sinks=sinks)
+    heads = Heads(2, 1, d, d, True, 0.25, 1e-6, gated=gated, sinks=sinks, softcap=2.0 if gated else 0.0)
     same_operations(monkeypatch, types, heads, past=past, rows=18)
 
 
