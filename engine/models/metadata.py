@@ -153,12 +153,12 @@ class Metadata:
         full = 0 if dense_first else n - 1
         return [il % n != full for il in range(self.n_layer)] + [False] * self.n_mtp
 
-    def windows(self, period: int) -> list[int]:
+    def windows(self, period: int, window: int = 0) -> list[int]:
         """For each layer, the number of latest positions that a token sees; 0: all.
 
-        If the file has a window, the last of every n layers has none.  period: the default of n.
+        If there is a window, the last of every n layers has none.  period: the default of n; window: that of the window.
         """
-        window = self.integer("attention.sliding_window", 0, 0, MAX_CONTEXT)
+        window = self.integer("attention.sliding_window", window, 0, MAX_CONTEXT)
         slides = self.sliding(period) if window else [False] * self.n_blocks
         return [window if each else 0 for each in slides]
 

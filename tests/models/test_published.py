@@ -122,7 +122,7 @@ class Published:
             pattern = 6
         if self.kind == "olmo3":
             pattern = 4
-        if self.kind == "gpt_oss":
+        if self.kind in ("gpt_oss", "gemma2"):
             return ["sliding_attention", "full_attention"] * (self.n_layer // 2)
         if pattern:
             return ["full_attention" if (il + 1) % pattern == 0 else "sliding_attention" for il in range(self.n_layer)]
@@ -132,7 +132,7 @@ class Published:
         """What is published about the rotation of layers with or without a window."""
         given = self.first("rope_parameters", "rope_scaling") or {}
         own = given.get("sliding_attention" if slides else "full_attention", given)
-        base = {} if "rope_theta" in own or slides and self.kind.startswith("gemma") else self.text
+        base = {} if "rope_theta" in own or slides and self.kind.startswith(("gemma3", "gemma4")) else self.text
         if slides and "swa_rope_theta" in self.text:
             return {"rope_theta": self.text["swa_rope_theta"]}
         return {name: base[name] for name in ("rope_theta",) if name in base} | own
@@ -188,6 +188,9 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     d = text["global_head_dim"] if wide else published.first("head_dim") or text["hidden_size"] // heads
     assert (mixer.n_head_kv, mixer.d_k, mixer.d_v) == (kv, d, published.first("v_head_dim") or d)
     assert mixer.window == (text["sliding_window"] if slides else 0)
+    assert mixer.softcap == (text.get("attn_logit_softcapping") or 0)
+    if "query_pre_attn_scalar" in text:
+        assert mixer.scale == pytest.approx(text["query_pre_attn_scalar"] ** -0.5)
     if "attention_multiplier" in text:
         assert mixer.scale == pytest.approx(text["attention_multiplier"])
     if mixer.rope is not None:

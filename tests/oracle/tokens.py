@@ -20,8 +20,8 @@ _BOS, _EOS = "<|endoftext|>", "<|im_end|>"
 
 
 def write(folder: Path, kind: str) -> list[int]:
-    """Write a vocabulary of a kind ("gpt2", "llama", "gemma3" or "gemma4"), and return the ids of ``TEXT``."""
-    if kind in ("llama", "gemma3"):
+    """Write a vocabulary of a kind ("gpt2", "llama", "gemma2", "gemma3" or "gemma4"), and return the ids of ``TEXT``."""
+    if kind in ("llama", "gemma2", "gemma3"):
         return _spm(folder, space_before=kind == "llama")
     return {"gpt2": _gpt2, "gemma4": _gemma4}[kind](folder)
 
