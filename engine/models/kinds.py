@@ -20,8 +20,7 @@ OLLAMA = {"gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "olmo3": "olmo2", "glm4moe
 NEAREST = {
     "afmoe": "qwen3moe",
     "baichuan": "llama",
-    "bailingmoe": "glm4moe",
-    "bailingmoe2": "glm4moe",
+    "bailingmoe": "bailingmoe2",
     "bitnet": "llama",
     "chatglm": "glm4",
     "cohere2": "exaone4",
@@ -30,7 +29,6 @@ NEAREST = {
     "deepseek": "deepseek2",
     "deepseek2-ocr": "deepseek2",
     "deepseek32": "deepseek2",
-    "dots1": "glm4moe",
     "exaone": "exaone4",
     "exaone-moe": "exaone4",
     "falcon": "llama",

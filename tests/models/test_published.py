@@ -215,7 +215,9 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
     width = published.first("moe_intermediate_size", "intermediate_size")
     used, width = (value[il] if isinstance(value, list) else value for value in (used, width))
     assert (network.n_expert, network.n_used, network.n_ff) == (count, used, width)
-    shared = published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert") or 0
+    shared = (
+        published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert", "num_shared_experts") or 0
+    )
     shared = shared[il] if isinstance(shared, list) else shared
     assert network.n_ff_shared == (published.first("shared_expert_intermediate_size") or shared * width)
     scale = published.first("routed_scaling_factor", "moe_router_scaling_factor")

@@ -16,7 +16,7 @@ import torch  # type: ignore[import-not-found]
 import transformers
 from safetensors.torch import load_file, save_file  # type: ignore[import-not-found]
 
-from tests.oracle import make, tokens
+from tests.oracle import bailing, make, tokens
 from tests.oracle.models import Case, Family, checkpoint
 
 _LLAMA = ("llama-bias", "ernie4_5", "ernie4_5-moe", "phi3", "phi3-long")
@@ -116,6 +116,8 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
         every = _deepseek4(every, n_layer)
     if case.name == _PACKED:
         every = _gpt_oss(every)
+    if case.architecture == "bailingmoe2":
+        every = bailing.published(every, torch.cat)
     own = (torch.int8, torch.uint8, torch.int64)
     wide = ("hc_", ".ape", ".attn_sink", ".gate.bias") if kind == "DeepseekV4" else ()
     every = {
@@ -177,6 +179,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         _change(path, quantization_config={"quant_method": "mxfp4"})
     if case.model == "GPT2":
         _change(path, n_ctx=case.config["n_positions"])
+    if case.architecture == "bailingmoe2":
+        _change(path, **_bailing_config(case.config))
     if case.model == "MiMoV2Flash":
         _change(path, **_mimo2_config(case.config))
     if case.model == "Glm4MoeLite":
@@ -197,6 +201,19 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
             norm_topk_prob=True,
             compress_rope_theta=config["compress_rope_theta"],
         )
+
+
+def _bailing_config(c: Mapping[str, Any]) -> dict[str, Any]:
+    """What the published configuration of Ling 2.0 has in other words than ``transformers``."""
+    return {
+        "model_type": "bailing_moe",
+        "architectures": ["BailingMoeV2ForCausalLM"],
+        "num_experts": c["n_routed_experts"],
+        "num_shared_experts": c["n_shared_experts"],
+        "score_function": "sigmoid",
+        "rope_theta": c["rope_parameters"]["rope_theta"],
+        "partial_rotary_factor": c["rope_parameters"]["partial_rotary_factor"],
+    }
 
 
 def _mimo2_config(c: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found]
 import transformers
 
+from tests.oracle import bailing
 from tests.published.headers import text_of
 
 GEMMA = 262144
@@ -41,8 +42,9 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
     own = {**config, "model_type": "deepseek_v3"} if config["model_type"] == "kimi_k2" else config
     if config["model_type"] == "mimo_v2_flash":
         own = {key: value for key, value in config.items() if not key.startswith(("swa_", "rope_"))}
-    made = transformers.AutoConfig.for_model(**own)
-    kind = getattr(transformers, config["architectures"][0])
+    ling = config["model_type"] == "bailing_moe"
+    made = transformers.AutoConfig.for_model(**(bailing.config_of(config) if ling else own))
+    kind = getattr(transformers, "Glm4MoeForCausalLM" if ling else config["architectures"][0])
     with torch.device("meta"):
         model = kind._from_config(made)
     tied = {**config.get("text_config", {}), **config}.get("tie_word_embeddings", False)
@@ -51,6 +53,8 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
     stacked = config.get("text_config", {}).get("model_type") == "mistral4"  # experts are published as stacks
     published = state if stacked else revert_weight_conversion(model, state)
     shapes = {name: tuple(value.shape) for name, value in published.items()}
+    if ling:
+        return bailing.published(shapes, lambda parts: (sum(rows for rows, _ in parts), parts[0][1]))
     if config["model_type"] == "deepseek_v4":
         return {v4_name(name): shape for name, shape in shapes.items()}
     if config["model_type"] == "qwen3_vl_moe":
