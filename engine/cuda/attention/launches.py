@@ -90,8 +90,8 @@ def attend(
         "gated": heads.gated,
         "sinks": heads.sinks is not None,
         "mixed": batch.mixed,
+        "cap": heads.softcap,
     }
-    options["cap"] = heads.softcap
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
     if k.whole:
