@@ -363,6 +363,10 @@ class CachedModel:
         if not ids:
             raise UsageError("the prompt has no tokens; give some text.")
         self.check_length(len(ids))
+        return self.check_vocabulary(ids)
+
+    def check_vocabulary(self, ids: list[int]) -> np.ndarray:
+        """Whole numbers, at least one, as token ids int32 [n]. Raises UsageError if the vocabulary lacks one."""
         try:
             tokens = np.array(ids, np.int32)
             valid = tokens.min() >= 0 and tokens.max() < self.config.n_vocab

@@ -18,6 +18,8 @@ FLAGS = {
     "draft_model": "--draft-model",
     "ds4_rounding": "--ds4-rounding",
     "mtp": "--mtp",
+    "pooling": "--pooling",
+    "truncate": "--truncate",
 }
 """The flags of the arguments that messages name."""
 

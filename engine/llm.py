@@ -8,8 +8,8 @@ import numpy as np
 
 from engine.checks import function
 from engine.compile.pool import compile_all
-from engine.conversations import Conversations
 from engine.documented import Documented
+from engine.embeddings import Embeddings
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
 from engine.locking import in_turn
@@ -21,11 +21,12 @@ from engine.speculative.dflash import DFlashDraft
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.eagle3 import Eagle3Draft
 from engine.speculative.mtp import MTPDraft
+from engine.text.rerank import RerankPrompt
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 
-class LLM(Conversations, metaclass=Documented):
+class LLM(Embeddings, metaclass=Documented):
     """A loaded model. :func:`engine.load` opens one.
 
     Use it in a ``with`` statement, or call :meth:`close`, to free its memory at a defined time.
@@ -84,6 +85,8 @@ class LLM(Conversations, metaclass=Documented):
             "stream",
             "chat",
             "stream_chat",
+            "embed",
+            "rank",
             "tokenize",
             "detokenize",
             "logits",
@@ -112,6 +115,8 @@ class LLM(Conversations, metaclass=Documented):
         super().__init__(model, tokenizer, snapshot_bytes)
         self.path = gguf.path
         self.chat_template = ChatTemplate.from_gguf(gguf, tokenizer)
+        if model.classifier is not None:
+            self.rerank_prompt = RerankPrompt.from_gguf(gguf, tokenizer)
         self.n_threads = model.ops.n_threads
         self.n_params = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in gguf.tensors.values())
         self.n_bytes = gguf.n_bytes

@@ -37,6 +37,7 @@ from engine.models.families.deepseek4 import with_rounding
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
 from engine.models.placement import Placement
+from engine.models.pooling import JOINED
 from engine.models.registry import (
     build,
     is_mtp,
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
 
 SPARE = 16
 """If a model that should fit did not, one part in ``SPARE`` of the GPU's memory stays free; then two parts, and so on."""
+
+COMPANY = 32
+"""The most texts that one pass reads for embeddings."""
 
 FITTED_CONTEXT = 8192
 """The positions of a context for which there should be room on a GPU that is too small for a whole model."""
@@ -87,6 +91,7 @@ def load(
     parallel: int = 1,
     draft_max: int = 0,
     snapshot_bytes: int | None = None,
+    pooling: str | None = None,
     progress: Progress | None = None,
 ) -> LLM:
     """Open a model.
@@ -154,6 +159,9 @@ def load(
         Host memory, in bytes, for states of recurrent models, and for what other models keep in rings, at multiples of 64
         tokens near the ends of messages, so that texts with the same beginning can be continued from there; 0: none. By
         default an eighth of the memory that is free beside the model, at most 2 GiB.
+    pooling : str, optional
+        How :meth:`LLM.embed` joins the outputs of a text: "mean", or "cls" or "last" for that of the first or last token. By
+        default as the file says; only models that are made for embeddings say it.
     progress : callable, optional
         Called as ``progress(stage, done, total)``; stage "fetch" and "load" count bytes, "compile" kernels.
 
@@ -199,6 +207,8 @@ def load(
         raise UsageError(f"cache type {own} is for keys and values alike, not for {k} and {v}: use {own} for both.")
     if not 1 <= parallel <= MOST_PARALLEL:
         raise UsageError(f"parallel must be 1 to {MOST_PARALLEL}, not {described(parallel)}.")
+    if pooling is not None and pooling not in JOINED:
+        raise UsageError(f"pooling must be {', '.join(JOINED[:-1])} or {JOINED[-1]}, not {described(pooling)}.")
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model=...")
     if not 0 <= draft_max <= MOST_DRAFTS:
@@ -239,7 +249,7 @@ def load(
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
     rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads, kv_budget
-    options = _Options(types, batch_size > 0, mtp and drafter is None, *rest)
+    options = _Options(types, batch_size > 0, mtp and drafter is None, *rest, pooling=pooling or "")
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
         check_tokens(layer.path, layer.require("tokenizer.ggml.tokens", "str[]"), llm)
@@ -257,6 +267,7 @@ def load(
                 snapshot_bytes=0,
                 ds4_rounding=False,
                 kv_budget=0,
+                pooling="",
                 drafted=False,
                 layer=None,
                 division=Division(n_gpu_layers=ALL_LAYERS),
@@ -326,6 +337,8 @@ class _Options:
     kv_budget: int = 0
     #: Bytes of the GPU's memory that a placement leaves free, because a larger part of the model did not fit after all.
     spare: int = 0
+    #: How outputs are joined to embeddings, if not as the file says.
+    pooling: str = ""
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
@@ -337,6 +350,10 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
         config = with_mtp(config, gguf, layer)
     elif not options.mtp:
         config = without_mtp(config)
+    if options.pooling:
+        if config.pooling == "rank":
+            raise UsageError(f"{gguf.path} is a reranker, which has no vectors of texts: leave out its pooling.")
+        config = replace(config, pooling=options.pooling)
     check_types(config, options.types, gguf)
     if options.kv_budget:
         _check_budget(config, gguf)
@@ -379,6 +396,10 @@ def _build(
     tensors = tensors_of(config, gguf, placement)
     _check_weights(gguf, tensors)
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
+    if config.pooling:
+        # Texts that are read in one pass have sequences and pages of their own.
+        parallel = max(parallel, COMPANY)
+        capacity = max(capacity, min(parallel * n_ctx, rows + CHUNK * parallel))
     tensors[placement.last] += [] if layer is None else layer_tensors(layer)
     for device, own in tensors.items():
         device.loading([tensor.data for tensor in own], progress)

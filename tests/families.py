@@ -25,7 +25,7 @@ Packed = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
 
 def _writer(reader: gguf.GGUFReader, path: Path, keys: Mapping[str, Any]) -> gguf.GGUFWriter:
     """A writer with the metadata of a file, but with other values for some ``keys``; None: without the key.  Keys that the
-    file does not have are written as uint32."""
+    file does not have are written as uint32, a text or a list of texts."""
     writer = gguf.GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
     for field in reader.fields.values():
         value = keys.get(field.name, field.contents())
@@ -33,7 +33,8 @@ def _writer(reader: gguf.GGUFReader, path: Path, keys: Mapping[str, Any]) -> ggu
             element = field.types[1] if len(field.types) > 1 else None
             writer.add_key_value(field.name, value, field.types[0], element)
     for name in keys.keys() - reader.fields.keys():
-        writer.add_uint32(name, keys[name])
+        write = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[type(keys[name])]
+        write(name, keys[name])
     return writer
 
 

@@ -20,6 +20,8 @@ from engine.cache.types import CHUNK, Types
 from engine.compile.jobs import Job
 from engine.errors import DeviceError
 from engine.gguf.file import GGUF
+from engine.models.attention_config import AttentionConfig
+from engine.models.classifier import Classifier, load_classifier
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter, Fusion
 from engine.models.joint import JointStage
@@ -37,6 +39,11 @@ from engine.ops.operations import Ops
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
 """Sequences, each with the tokens that a pass reads for it."""
+
+
+ROW_STEP = 32
+"""The numbers of rows of passes over whole texts are multiples of this, if they are larger: a pass is recorded once for each
+number of rows."""
 
 
 class Model(Loader):
@@ -99,6 +106,8 @@ class Model(Loader):
         tied = not self.has("output.weight")
         shape = config.n_vocab, config.n_embd
         self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
+        #: What scores a query with a document; None: the model is no reranker.
+        self.classifier: Classifier | None = load_classifier(self) if config.pooling == "rank" else None
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         self.load_rest()
         # load_rest leaves out the layer that drafts if its tensors are wrong.
@@ -309,6 +318,51 @@ class Model(Loader):
         Returns the logits of the rows of each sequence, float32 [tokens, n_vocab].  Raises ContextError if the positions do
         not fit into the context, and NoPages if all pages of the cache are in use.
         """
+        batch = self._joined_rows(parts)
+        if self.stages:
+            logits = self.staged_pass(batch, batch.rows).complete()
+        else:
+            logits = self.ops.run(self.compute, batch, batch.rows)
+        assert logits is not None
+        return _divided(logits, parts)
+
+    def read_texts(self, parts: TokenSequences) -> list[np.ndarray]:
+        """Run one pass over tokens of several sequences for what follows the last layer, without logits.  The sequences do
+        not change, and what the cache contains of them can only be used by the next call.
+
+        The bits of a row do not depend on the other sequences.  If ``companies`` is false, there must be one sequence.
+
+        parts: for each sequence, the sequence and the tokens that follow it.
+
+        Returns the result of :meth:`outputs` for the rows of each sequence, float32 [tokens, width].  Raises ContextError if
+        the positions do not fit into the context, and NoPages if all pages of the cache are in use.
+        """
+        batch = self._joined_rows(parts, ROW_STEP if self.companies else 1)
+        if batch.rows > self.ops.decode_rows and not batch.mixed:
+            batch = replace(batch, role=Role.PREFILL)
+        outputs = self.ops.run(self.outputs, batch, batch.rows, None, self.prompt_rows)
+        assert outputs is not None
+        return _divided(outputs, parts)
+
+    @cached_property
+    def companies(self) -> bool:
+        """Whether the rows of a pass of any size may belong to several sequences."""
+        return all(type(layer.mixer) is AttentionConfig for layer in self.config.layers)
+
+    @property
+    def company_rows(self) -> int:
+        """The most rows of a pass over texts of several sequences, or over one text; 1 if ``companies`` is false."""
+        # A GPU pads passes of several sequences to powers of two.
+        return 1 << (self.prompt_rows.bit_length() - 1) if self.companies else 1
+
+    @property
+    def output_width(self) -> int:
+        """The number of elements of a row of :meth:`outputs`."""
+        return self.config.n_embd if self.classifier is None else max(1, len(self.config.labels))
+
+    def _joined_rows(self, parts: TokenSequences, step: int = 1) -> Batch[np.ndarray]:
+        """The rows of a pass over the tokens that follow sequences, at claimed positions.  If there are more than ``step``,
+        copies of the last row follow up to a multiple of it, so that passes have few sizes."""
         given: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -318,18 +372,9 @@ class Model(Loader):
             given += tokens
             positions += range(first, first + count)
             slots += [sequence.slot] * count
-        rows = (np.array(given, np.int32), np.array(positions, np.int32), np.array(slots, np.int32))
-        batch = Batch(*rows, mixed=len(parts) > 1)
-        if self.stages:
-            logits = self.staged_pass(batch, len(given)).complete()
-        else:
-            logits = self.ops.run(self.compute, batch, len(given))
-        assert logits is not None
-        found, end = [], 0
-        for _, tokens in parts:
-            end += len(tokens)
-            found.append(logits[end - len(tokens) : end])
-        return found
+        more = -len(given) % step if len(given) > step else 0
+        rows = [np.pad(np.array(values, np.int32), (0, more), "edge") for values in (given, positions, slots)]
+        return Batch(rows[0], rows[1], rows[2], mixed=len(parts) > 1)
 
     def memory(self, il: int, ops: Ops | None = None) -> Any:
         """The cache that layer il reads, a ``LayerMemory`` of the kind that its mixer specifies.
@@ -430,6 +475,20 @@ class Model(Loader):
                 wanted |= {il, max(il - 1, 0)}
         return sorted(wanted | {len(kinds) - 1})
 
+    def outputs(self, batch: Batch[Array], n_outputs: int) -> Array:
+        """Run the operations of a pass on arrays of the backend for what follows the last layer, without logits.
+
+        Returns the normalized outputs of the last ``n_outputs`` rows, float32 [n_outputs, n_embd], or, if the model is a
+        reranker, their scores, float32 [n_outputs, number of labels].
+        """
+        batch = self.placed(self.ops, batch)
+        x = self.embed(batch)
+        batch = self.begin(batch, x)
+        for il in range(self.config.n_layer):
+            x = self.block(il, x, batch)
+        y = self._normed(x[batch.rows - n_outputs : batch.rows])
+        return self.ops.plain(y) if self.classifier is None else self.classifier.apply(self.ops, y)
+
     def _pass(
         self, batch: Batch[Array], n_logits: int, layers: SequenceOf[int], observed: bool = False
     ) -> Array | None:
@@ -476,7 +535,11 @@ class Model(Loader):
         return self._head(x[last]) if n_logits else None
 
     def _normed_head(self, x: Array) -> Array:
-        return self._head(self.output_norm.apply(self.ops, self.leave(self.ops, x)))
+        return self._head(self._normed(x))
+
+    def _normed(self, x: Array) -> Value:
+        """The normalized outputs for the residual stream x after the last layer: [rows, n_embd]."""
+        return self.output_norm.apply(self.ops, self.leave(self.ops, x))
 
     def _head(self, x: Value) -> Array:
         """The logits of the normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
@@ -572,3 +635,12 @@ class Model(Loader):
         """Compute the rotation angles of positions [0, length) on all devices."""
         for loader in (*self._loaders.values(), *self.further):
             Loader.reserve(loader, length)
+
+
+def _divided(rows: np.ndarray, parts: TokenSequences) -> list[np.ndarray]:
+    """The rows of each sequence of a pass, whose rows have results ``rows``, [all rows, width]."""
+    found, end = [], 0
+    for _, tokens in parts:
+        end += len(tokens)
+        found.append(rows[end - len(tokens) : end])
+    return found

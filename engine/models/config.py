@@ -71,6 +71,9 @@ class ModelConfig:
     n_per_layer: the width of per-layer embeddings; 0: there are none.
     n_embd_out: for an assistant, the width of the residual stream of its target.
     streams: hyper-connections, or None.
+    pooling: how the outputs of a text become one vector or score (``engine/models/pooling.py``); "": the file does not say.
+    causal: whether a token attends to earlier tokens only, so that the model can generate text.
+    labels: the names of the scores that a classifier computes, of which the first one says how relevant a document is.
     """
 
     architecture: str
@@ -98,6 +101,9 @@ class ModelConfig:
     n_per_layer: int = 0
     n_embd_out: int = 0
     streams: StreamsConfig | None = None
+    pooling: str = ""
+    causal: bool = True
+    labels: tuple[str, ...] = ()
 
     @property
     def n_layer(self) -> int:

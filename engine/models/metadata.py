@@ -17,6 +17,7 @@ from engine.models.config import ASSISTANT, LayerConfig, ModelConfig
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.models.nextn import DraftingLayers, find_drafting_layers
+from engine.models.pooling import POOLINGS
 from engine.models.rope_config import RopeConfig
 from engine.ops.activation import SWIGLU, Activation
 
@@ -396,5 +397,13 @@ class Metadata:
             mtp=layers[self.n_layer :],
             n_mtp_in_file=self.n_mtp,
             mtp_problem=self.mtp_problem,
+            pooling=self.pooling,
+            labels=tuple(self.gguf.get(self.key("classifier.output_labels"), "str[]", [])),
             **others,
         )
+
+    @property
+    def pooling(self) -> str:
+        """How the outputs of a text become one vector or score; "" if the file does not say, or names no pooling."""
+        kind = POOLINGS[self.integer("pooling_type", 0, 0, len(POOLINGS) - 1)]
+        return "" if kind == "none" else kind

@@ -134,6 +134,17 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def pair(self, first: str, second: str) -> list[int]:
+        """The ids of two texts, one after the other, with the begin and end tokens that the model uses for each."""
+        ids = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
+        return [*ids, *self.encode(first, add_special=False), *end, *self.encode(second, add_special=False), *end]
+
+    def cut(self, ids: list[int], most: int) -> list[int]:
+        """The first ``most`` ids of a text, of which the last one is the end token if the model uses it."""
+        end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
+        return [*ids[: most - len(end)], *end]
+
     def working_bytes(self, text: str) -> int:
         """About the most memory, in bytes, that :meth:`encode` takes for ``text``, its ids included."""
         text = _SURROGATES.sub("\ufffd", text)

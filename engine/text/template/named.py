@@ -9,6 +9,8 @@ from engine.text.vocabulary import TokenizerFile
 KEY = "tokenizer.chat_template"
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
+RERANK = f"{KEY}.rerank"
+"""The key of the prompt of a reranker, which is no template of conversations."""
 
 
 class TemplateSources(NamedTuple):
@@ -26,7 +28,8 @@ def sources(gguf: TokenizerFile) -> TemplateSources | None:
     Without a template that has no name, the one that is called ``default`` takes its place, or else the first in the file.
     Raises TemplateError if a template is no text.
     """
-    found = {key: _text(gguf, key) for key in gguf.metadata if key == KEY or key.startswith(f"{KEY}.")}
+    found = {key: text_of(gguf, key) for key in gguf.metadata if key == KEY or key.startswith(f"{KEY}.")}
+    found.pop(RERANK, None)
     found = {key: text for key, text in found.items() if text.strip()}
     if not found:
         return None
@@ -34,8 +37,9 @@ def sources(gguf: TokenizerFile) -> TemplateSources | None:
     return TemplateSources(key, found[key], found.get(f"{KEY}.{WITH_TOOLS}", ""))
 
 
-def _text(gguf: TokenizerFile, key: str) -> str:
-    value = gguf.metadata[key]
+def text_of(gguf: TokenizerFile, key: str) -> str:
+    """The template of a key, "" if the file has none.  Raises TemplateError if it is no text."""
+    value = gguf.metadata.get(key, "")
     if not isinstance(value, str):
         raise TemplateError(f"{gguf.path}: {shown(key)} must be a string, not {type(value).__name__}")
     return value
