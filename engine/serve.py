@@ -116,13 +116,11 @@ class Opener:
         from engine.text.template.chat import ChatTemplate
 
         args = self._args
-        options: dict[str, Any] = load_options(args)
+        options: dict[str, Any] = load_options(args) | {"parallel": args.parallel, "pooling": args.pooling}
         with Report(args.verbose) as report:
             drafts = args.draft_model and not args.no_spec
             draft = resolve(args.draft_model, report.progress) if drafts else None
-            llm = engine.load(
-                self._path, draft_model=draft, parallel=args.parallel, progress=report.progress, **options
-            )
+            llm = engine.load(self._path, draft_model=draft, progress=report.progress, **options)
             if args.chat_template is not None:
                 llm.chat_template = ChatTemplate.load(args.chat_template, llm.tokenizer)
             if not args.no_warmup:

@@ -11,7 +11,6 @@ GRAMMAR = "each request has its own grammar, as response_format, grammar or json
 PER_REQUEST = "each request says so itself, in chat_template_kwargs or reasoning_effort; leave this flag out"
 THOUGHTS = "thoughts are always reasoning_content; leave this flag out"
 NO_BUDGET = "reasoning is not limited separately; limit the whole answer with max_tokens in the request"
-NO_EMBEDDINGS = "only models that generate text are served; leave this flag out"
 NO_TOOLS = "the server runs no tools; the program that asks runs them"
 NO_UI = "there is no user interface but a page of links; use a program that speaks OpenAI's interface"
 CORS = "the methods and headers of the routes are always allowed to --cors-origins; leave this flag out"
@@ -94,8 +93,8 @@ OWN: tuple[Other | Flag, ...] = (
     Flag("--ui-mcp-proxy --webui-mcp-proxy -ag --agent", 0, NO_TOOLS),
     Flag("--tools-runtime --mcp-servers-config --mcp-servers-json", 1, NO_TOOLS),
     Flag("--media-path", 1, "only text input is supported; leave this flag out"),
-    Flag("--embedding --embeddings --rerank --reranking", 0, NO_EMBEDDINGS),
-    Flag("--pooling --embd-normalize", 1, NO_EMBEDDINGS),
+    Flag("--embedding --embeddings --rerank --reranking", 0, "the routes are always there", holds=ANY),
+    Flag("--embd-normalize", 1, "vectors are always divided by their length; leave this flag out", holds="2"),
     Flag("--tags", 1, "models have no tags; name them with --alias"),
     Flag("--models-preset", 1, "all models have the same flags; name their files with -m or --models-dir"),
     Flag("--models-autoload", 0, "models are always opened when they are asked for", holds=ANY),

@@ -110,7 +110,8 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     model_flags.add_model(top, MODEL, repeated=True)
     model_flags.add_speculation(top)
     number: dict[str, Any] = {"metavar": "N"}
-    add = top.add_argument_group("server").add_argument
+    group = top.add_argument_group("server")
+    add = group.add_argument
     add("-np", "--parallel", **number, type=_slots, default=SLOTS, help=PARALLEL)
     add("--host", metavar="ADDRESS", default="127.0.0.1", type=filled("give an address"), help=HOST)
     add("--port", **number, type=whole(0, 65535), default=8080, help="port to listen on; 0 = a free one")
@@ -129,6 +130,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
         dest="alias",
         help="names of the first model, with commas: the first one is its name in answers",
     )
+    shared.add_pooling(group)
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)

@@ -48,6 +48,13 @@ BATCH_SIZE = """\
 number of prompt tokens per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU; the
 answer is the same"""
 
+POOLING = """\
+how embeddings join the outputs of a text: mean, or cls or last for that of the first or last token;
+default: as the file says, which only models that are made for embeddings do"""
+
+JOINED = ("mean", "cls", "last")
+"""The names in ``engine/models/pooling.py``, which is slow to import."""
+
 CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0", "i12", "i8")
 """The names in ``engine/cache/types.py``, repeated here because importing it is slow and a wrong command line needs none."""
 
@@ -80,6 +87,11 @@ def settle_model(args: argparse.Namespace) -> None:
     repo = args.hf_repo.removeprefix("hf:")
     model = f"hf:{repo.partition(':')[0]}/{args.hf_file}" if args.hf_file is not None else f"hf:{repo}"
     args.model = [model] if isinstance(args.model, list) else model
+
+
+def add_pooling(group: Group) -> None:
+    """Adds --pooling."""
+    group.add_argument("--pooling", metavar="HOW", type=Choice(JOINED), help=POOLING)
 
 
 def add_threads(group: Group, *, several: bool = False) -> None:

@@ -266,9 +266,39 @@ READING: Mapping[str, Table] = {
 """The fields of each route that reads a prompt or a text, and answers nothing."""
 
 
+EMBEDDINGS = _table(
+    ("model", "input", "encoding_format", "dimensions", "truncate_prompt_tokens"),
+    ("messages", "embd_normalize", "normalize"),
+    ("user", "add_special_tokens"),
+    changing=(),
+) | {
+    "normalize": Rule(Effect.REFUSED, "must be true: vectors are always divided by their length", (True,)),
+    "embd_normalize": Rule(Effect.REFUSED, "must be 2: vectors are always divided by their length", (2,)),
+}
+
+RERANK = _table(
+    (
+        *("model", "query", "documents", "texts", "top_n", "return_documents", "return_text", "truncate"),
+        "truncate_prompt_tokens",
+    ),
+    ("instruction",),
+    ("user", "max_tokens_per_doc", "truncation_direction"),
+    changing=(),
+) | {"raw_scores": Rule(Effect.REFUSED, "is not supported by this server: leave it out", (False,))}
+
+POOLED: Mapping[str, Table] = {
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANK,
+    "/v1/reranking": RERANK,
+    "/api/embed": _table(("model", "input", "truncate", "dimensions", "keep_alive"), idle=("options",), changing=()),
+    "/api/embeddings": _table(("model", "prompt", "keep_alive"), idle=("options",), changing=()),
+}
+"""The fields of each route that turns texts into vectors or scores."""
+
+
 def table_of(path: str) -> Table:
     """The fields of a route, whose path may lack the ``/v1`` of OpenAI's."""
-    tables = {**ROUTES, **READING}
+    tables = {**ROUTES, **READING, **POOLED}
     return tables[path if path in tables else "/v1" + path]
 
 

@@ -30,6 +30,8 @@ from engine.serving.llama_server.tokens import detokenize, tokenize, tokenizer_i
 from engine.serving.models import Models
 from engine.serving.ollama import refused, shapes
 from engine.serving.ollama.chat import chat
+from engine.serving.ollama.embed import embed
+from engine.serving.ollama.embed import embeddings as ollama_embeddings
 from engine.serving.ollama.generate import generate
 from engine.serving.ollama.models import ps, show, tags, version
 from engine.serving.openai.chat import chat_completions
@@ -38,6 +40,7 @@ from engine.serving.openai.embeddings import embeddings
 from engine.serving.openai.input_tokens import input_tokens as chat_input_tokens
 from engine.serving.openai.models import list_models, show_model
 from engine.serving.openai.shapes import error_response
+from engine.serving.rerank import rerank
 from engine.serving.responses.input_tokens import input_tokens
 from engine.serving.responses.responses import responses
 from engine.serving.responses.stored import stored
@@ -120,6 +123,7 @@ def routes() -> list[Route]:
         Route("/v1/messages/count_tokens", answered(count_tokens, ErrorResponse), methods=["POST"]),
         *_openai("/completions", completions, "POST"),
         *_openai("/embeddings", embeddings, "POST"),
+        *(route for name in ("/rerank", "/reranking") for route in _openai(name, rerank, "POST")),
         *_openai("/models", list_models, "GET"),
         *_openai("/models/{name:path}", show_model, "GET"),
         *(_llama(path, health) for path in ("/health", "/v1/health")),
@@ -141,7 +145,8 @@ def routes() -> list[Route]:
         _ollama("version", version),
         # A route that answers GET answers HEAD, too; Ollama's program asks in this way whether there is a server.
         Route("/", answered(front, shapes.error_response)),
-        *(_ollama(name, embeddings, "POST") for name in ("embed", "embeddings")),
+        _ollama("embed", embed, "POST"),
+        _ollama("embeddings", ollama_embeddings, "POST"),
         *(_ollama(name, refused.refused, method) for name, method in refused.NAMES.items()),
     ]
 

@@ -126,16 +126,35 @@ async def counted(
 
     error: the object of an error; more: further fields of the answer.
     """
+
+    async def answer(fields: Fields, served: Served) -> Mapping[str, Any]:
+        return {**more, "input_tokens": len(await read(fields, served))}
+
+    return await computed(request, answer, error)
+
+
+async def computed(
+    request: Request,
+    answer: Callable[[Fields, Served], Awaitable[Mapping[str, Any] | Sequence[Any]]],
+    error: Callable[[Refusal], Mapping[str, Any]],
+    fields: Fields | None = None,
+) -> Response:
+    """The response of a request that generates no text.
+
+    answer: its JSON; error: the object of an error; fields: the body, if it has been read already.
+    """
     state = State.of(request)
-    fields = await read_fields(request, state.limits)
+    fields = fields or await read_fields(request, state.limits)
     check(fields, table_of(request.scope["path"]))
+    body = fields
 
     async def written() -> str:
-        async with state.models.use(fields.text("model")) as served:
-            await grow_for_tokens(request, fields, served.llm.tokenizer)
-            ids = await read(fields, served)
-            note_ignored(request, fields)
-            return dump({**more, "input_tokens": len(ids)})
+        async with state.models.use(body.text("model")) as served:
+            await grow_for_tokens(request, body, served.llm.tokenizer)
+            found = await answer(body, served)
+            request.scope["state"]["notes"]["model"] = served.name
+            note_ignored(request, body)
+            return await aside(body.size, partial(dump, found))
 
     return await whole(request, written(), error)
 

@@ -14,6 +14,7 @@ from engine import state
 from engine.serving.answer import Answer, Ask
 from engine.serving.aside import compiling
 from engine.serving.driver import Driver
+from engine.serving.embedder import Embedder
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
 from engine.speculative.params import SpeculationParams
@@ -49,6 +50,7 @@ class Served:
         self.llm = llm
         llm.sampling = MappingProxyType({**llm.sampling, **spec.sampling})
         self.driver = Driver(llm, loop)
+        self.embedder = Embedder(llm, limits.queue)
         self.limits = limits
 
     async def answers(self, ask: Ask) -> list[Answer]:
@@ -89,5 +91,6 @@ class Served:
 
     def close(self) -> None:
         """End its answers and free its memory."""
+        self.embedder.close()
         self.driver.close()
         self.llm.close()
