@@ -4,6 +4,7 @@ TOOLS = {
     "run": ("engine.run", "answer a prompt, or start a conversation"),
     "chat": ("engine.run", "start a conversation"),
     "serve": ("engine.serve", "serve models over HTTP"),
+    "embed": ("engine.cli.embed", "turn texts into vectors"),
     "models": ("engine.cli.models", "list, fetch, verify and remove named models"),
     "bench": ("engine.bench", "measure how fast a model reads and generates"),
     "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),

@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.positional = positional
         self.finish = finish
         self.commands: dict[str, Parser] = {}
-        self.most = 0
+        self.most: float = 0
         """Number of positional arguments."""
 
     def error(self, message: str) -> NoReturn:
@@ -80,6 +80,11 @@ class Parser(argparse.ArgumentParser):
         """Adds an optional positional argument, which the help shows in ``group``."""
         (group or self).add_argument(name, nargs="?", **options)
         self.most += 1
+
+    def add_positionals(self, name: str, group: Any = None, **options: Any) -> None:
+        """Adds any number of positional arguments, which the help shows in ``group``."""
+        (group or self).add_argument(name, nargs="*", **options)
+        self.most = math.inf
 
     def add_commands(self, default: str, commands: Iterable[tuple[str, str, str]]) -> None:
         """Adds commands, each a name, the name of its argument or "", and its help; ``default`` is run if none is given.
@@ -138,6 +143,10 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(self._unknown(name))
         if len(words) > self.most:
             raise UsageError(self._unexpected(words, joined))
+        if math.isinf(self.most):
+            # argparse wants any number of words to follow one another.
+            flags = joined[: joined.index("--")] if "--" in joined else joined
+            return [*(each for each in flags if each.startswith("-") and each != "-"), "--", *words]
         return joined
 
     def _unexpected(self, words: list[str], joined: list[str]) -> str:
