@@ -128,9 +128,8 @@ def attend_wide(
     window: int,
     gate: Tensor | None,
 ) -> Tensor:
-    """Record attention of more rows than narrow kernels take, all of one sequence, up to places int32 [rows]; their keys and
-    values are in the cache: float32 [rows, n_head * d_v]."""
-    assert not batch.mixed, f"attention of several sequences takes at most {NARROW_ROWS} rows"
+    """Record attention of more rows than narrow kernels take, up to places int32 [rows]; their keys and values are in the
+    cache: float32 [rows, n_head * d_v].  Rows of several sequences are left to narrow kernels."""
     assert cache.masses(batch, window) is None, f"at most {NARROW_ROWS} rows are observed at a time"
     rows, k, v = batch.rows, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
@@ -139,13 +138,13 @@ def attend_wide(
     numbers = rows, cache.pages, cache.table.shape[1], window
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
     if k.whole:
-        tile = integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
+        tile = None if batch.mixed else integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
         if tile and tile.fills(rows, heads.n_head, heads.n_head_kv, device.multiprocessors):
             kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None, heads.softcap
             of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds)
             recorder.launch(of_integers, blocks, threads, (*query, *read, *numbers), result=out)
             return out
-    elif tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
+    elif tiled and not batch.mixed and tiled_attention.fills(*sizes, device.multiprocessors, shared):
         others = heads.gated, shared, heads.sinks is not None
         kernel, grid, block = tiled_attention.geometry(*sizes, v.name, *others, cap=heads.softcap)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
@@ -154,7 +153,8 @@ def attend_wide(
     # Narrow kernels, some rows at a time.  The last group overlaps the one before it, so that all use the same kernel.
     for first in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
         part = slice(first, first + NARROW_ROWS)
-        own = replace(batch, positions=batch.positions[part])
+        sequences = batch.sequences[part] if batch.mixed else batch.sequences
+        own = replace(batch, positions=batch.positions[part], sequences=sequences)
         of_part = tuple(x[part] for x in query), None, cache, own, places[part], window, gate[part] if gate else None
         attend(recorder, heads, *of_part).write(recorder, out[part])
     return out

@@ -483,9 +483,24 @@ def same_operations(
         assert gpu.download(getattr(caches[1], name)).tobytes() == getattr(caches[0], name).tobytes()
 
 
-@pytest.mark.parametrize(("k_type", "v_type"), few([("f16", "f16"), ("q8_0", "q4_0"), ("i12", "i12"), ("f32", "f32")]))
-def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str) -> None:
-    """A mixed pass, with a row that occurs twice, gives the bits of passes of one sequence each, in other slots and pages."""
+@pytest.mark.parametrize(
+    ("k_type", "v_type", "copies"),
+    few(
+        [
+            ("f16", "f16", 1),
+            ("q8_0", "q4_0", 1),
+            ("i12", "i12", 1),
+            ("f32", "f32", 1),
+            ("f16", "f16", 13),
+            ("i8", "i8", 13),
+        ]
+    ),
+)
+def test_the_operations_of_rows_of_several_sequences(
+    monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, copies: int
+) -> None:
+    """A mixed pass, with a row that occurs again, gives the bits of passes of one sequence each, in other slots and pages,
+    also if there are more rows than narrow kernels take."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
     types, n_ctx, d = Types(cache_type(k_type), cache_type(v_type)), 200, 32
@@ -496,7 +511,7 @@ def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyP
     mine = layer_of(shape, n_ctx, 128, types, np.zeros, None, 3, seed=2)
     rows_of = [[0, 1, 2], [0], [0, 1]]
     given = [[rng.normal(size=(n + 3, w * d)).astype(np.float32) for w in (2, 1, 1)] for n in before]
-    found: dict[str, list[np.ndarray]] = {"q": [], "k": [], "v": [], "positions": [], "sequences": []}
+    found: dict[str, list[np.ndarray]] = {"q": [], "k": [], "v": [], "positions": [], "sequences": [], "last": []}
     expected, past = [], []
     for of, (n, slot, rows) in enumerate(zip(before, slots, rows_of, strict=True)):
         q, k, v = given[of]
@@ -514,22 +529,24 @@ def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyP
         of_rows = [x[n : n + len(rows)] for x in (q, k, v)]
         q_rows, k_rows, v_rows = of_rows
         expected.append(cpu.attention(heads, q_rows.copy(), k_rows.copy(), v_rows.copy(), mine, now, table))
-        past.append(cpu.attend_past(heads, q_rows.copy(), mine, now, now.positions, table, 0))
-        for name, x in zip(found, (*of_rows, now.positions, np.full(len(rows), slot, np.int32)), strict=True):
+        last = np.full(len(rows), n + len(rows) - 1, np.int32)
+        past.append(cpu.attend_past(heads, q_rows.copy(), mine, now, last, table, 0))
+        found["last"].append(last)
+        for name, x in zip(found, (*of_rows, now.positions, np.full(len(rows), slot, np.int32)), strict=False):
             found[name].append(x)
     # The second sequence again, as rows that fill a pass.
-    arrays = [gpu.upload(np.concatenate([*parts, parts[1]])) for parts in found.values()]
-    queries, keys, values, positions, sequences = arrays
+    arrays = [gpu.upload(np.concatenate([*parts, *[parts[1]] * copies])) for parts in found.values()]
+    queries, keys, values, positions, sequences, ends = arrays
     angles, batch = gpu.upload(table), Batch(positions, positions, sequences, True)
 
     def work() -> Any:
         out = gpu.plain(gpu.attention(heads, queries, keys, values, theirs, batch, angles))
-        return [out, gpu.plain(gpu.attend_past(heads, queries, theirs, batch, positions, angles, 0))]
+        return [out, gpu.plain(gpu.attend_past(heads, queries, theirs, batch, ends, angles, 0))]
 
     plan: Any = gpu.record(work)
     gpu.start(plan)
     for result, law in zip(plan.result, (expected, past), strict=True):
-        assert gpu.download(result).tobytes() == np.concatenate([*law, law[1]]).tobytes()
+        assert gpu.download(result).tobytes() == np.concatenate([*law, *[law[1]] * copies]).tobytes()
 
 
 @pytest.mark.thorough
