@@ -10,5 +10,6 @@ EVERY_ACTIVATION = [
     Activation("swiglu_limited", (0.75,)),
     Activation("gelu"),
     Activation("relu2"),
+    Activation("gelu_erf"),
     Activation("xielu", (0.8, 0.4, 0.5, -1e-6)),
 ]

@@ -43,6 +43,7 @@ sigmoid = mapped(numerics.sigmoid)
 silu = mapped(numerics.silu)
 softplus = mapped(numerics.softplus)
 gelu = mapped(numerics.gelu)
+normal_gelu = mapped(numerics.normal_gelu)
 tanh = mapped(numerics.tanh)
 exp2 = mapped(numerics.exp2)
 expm1 = mapped(numerics.expm1)
@@ -82,6 +83,10 @@ def exact_gelu(x: Array) -> Array:
         return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def exact_normal_gelu(x: Array) -> Array:
+    return np.array([0.5 * each * math.erfc(-each / math.sqrt(2)) for each in x])
+
+
 # --- accuracy --------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +111,8 @@ def exact_gelu(x: Array) -> Array:
         (softplus, exact_softplus, -1e-30, -87.0, 3.0),
         (gelu, exact_gelu, 1e-30, 1e10, 2.5),
         (gelu, exact_gelu, -1e-30, -0.5, 3.5),
+        (normal_gelu, exact_normal_gelu, 1e-30, 1e30, 6.0),
+        (normal_gelu, exact_normal_gelu, -1e-30, -13.0, 6.5),
         (tanh, np.tanh, 1e-30, 100.0, 1.5),
         (tanh, np.tanh, -1e-30, -0.625, 1.5),
         (tanh, np.tanh, -0.625, -100.0, 3.5),
@@ -141,6 +148,7 @@ BITS = {
     "expm1": "d0cf64eb7fd3d528",
     "gelu": "88835196bcf05b68",
     "log": "61a0bd26afcefa14",
+    "normal_gelu": "7f6886a343d930d2",
     "log1p": "6fb2d1721a786b0b",
     "sigmoid": "01ec512135118190",
     "silu": "963a907549409f23",
@@ -173,7 +181,8 @@ def test_exact_values() -> None:
     assert one(softplus, 100.0) == 100.0
     assert one(tanh, 100.0) == one(sigmoid, 100.0) == 1.0
     assert one(tanh, -100.0) == -1.0
-    assert one(silu, 100.0) == one(gelu, 100.0) == 100.0
+    assert one(silu, 100.0) == one(gelu, 100.0) == one(normal_gelu, 100.0) == 100.0
+    assert one(normal_gelu, 0.0) == one(normal_gelu, -100.0) == 0.0
     assert one(log1p, 1e-40) == pytest.approx(1e-40)
 
 
@@ -211,12 +220,12 @@ def test_log_at_its_ends() -> None:
     assert log1p(np.array([-1.0], np.float32))[0] == -math.inf
 
 
-@pytest.mark.parametrize("function", [exp, exp2, expm1, log, log1p, sigmoid, silu, softplus, gelu, tanh])
+@pytest.mark.parametrize("function", [exp, exp2, expm1, log, log1p, sigmoid, silu, softplus, gelu, normal_gelu, tanh])
 def test_nan_gives_nan(function: Callable[[Array], Array]) -> None:
     assert np.isnan(function(np.array([NAN, -NAN], np.float32))).all()
 
 
-@pytest.mark.parametrize("function", [sigmoid, silu, softplus, gelu, tanh])
+@pytest.mark.parametrize("function", [sigmoid, silu, softplus, gelu, normal_gelu, tanh])
 def test_infinity_does_not_become_a_number(function: Callable[[Array], Array]) -> None:
     """Their limits are numbers, or may be."""
     assert not np.isfinite(function(np.array([-INF, INF], np.float32))).any()

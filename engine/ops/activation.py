@@ -12,6 +12,7 @@ KINDS = {
     "swiglu_limited": (True, 1),
     "gelu": (False, 0),
     "relu2": (False, 0),
+    "gelu_erf": (False, 0),
     "xielu": (False, 4),
 }
 """The supported kinds: whether the activation has a gate, and how many parameters it has."""
@@ -53,3 +54,4 @@ class Activation:
 
 SWIGLU = Activation("swiglu")
 GEGLU = Activation("geglu")
+GELU_ERF = Activation("gelu_erf")

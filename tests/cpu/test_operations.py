@@ -161,6 +161,7 @@ def test_gated_units_and_softcap() -> None:
         "swiglu_limited": silu.clip(max=0.75) * value.clip(-0.75, 0.75),
         "gelu": 0.5 * value * (1 + np.tanh(math.sqrt(2 / math.pi) * (value + 0.044715 * value**3))),
         "relu2": value.clip(0) ** 2,
+        "gelu_erf": 0.5 * value * (1 + np.vectorize(math.erf)(value / math.sqrt(2))),
         "xielu": np.where(
             value > 0, np.float32(0.8) * value**2, (np.expm1(value.clip(max=-1e-6)) - value) * np.float32(0.4)
         )
