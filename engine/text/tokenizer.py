@@ -15,6 +15,7 @@ from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
 from engine.text.prefixes import Ids, Prefixes
 from engine.text.spm import SPACE, SPM
 from engine.text.vocabulary import PREFIX, TokenizerFile, TokenType, Vocabulary, byte_value
+from engine.text.wordpiece import WordBound, WordPiece
 
 __all__ = ["TokenStream", "TokenType", "Tokenizer"]
 
@@ -38,9 +39,11 @@ class Tokenizer:
         self.eog_ids, self.suppressed_ids = vocabulary.eog_ids, vocabulary.suppressed_ids
         self.add_eos = vocabulary.add_eos
         self.add_bos = bool(vocabulary.add_bos)
-        self._model: BPE | SPM
+        self._model: BPE | SPM | WordPiece
         if vocabulary.model == "llama":
             self._model = SPM(vocabulary)
+        elif vocabulary.model == "bert":
+            self._model = WordPiece(vocabulary)
         else:
             pre = pre_tokenizer(vocabulary)
             # Without it Gemma 4 produces nonsense, and files exist that forbid it; llama.cpp also insists.
@@ -151,8 +154,8 @@ class Tokenizer:
         return self._model.working_bytes(text) + 40 * len(text.encode())
 
     @cached_property
-    def _bound(self) -> Bound:
-        return Bound(self.vocabulary)
+    def _bound(self) -> Bound | WordBound:
+        return WordBound() if self.vocabulary.model == "bert" else Bound(self.vocabulary)
 
     # --- ids to text -------------------------------------------------------------------------------------------
 

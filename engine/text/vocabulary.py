@@ -1,7 +1,7 @@
 """The vocabulary of a model: the ``tokenizer.ggml`` metadata, checked and normalized.
 
-Nothing here encodes or decodes: :mod:`engine.text.bpe` and :mod:`engine.text.spm` do, and :mod:`engine.text.tokenizer`
-joins them. Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
+Nothing here encodes or decodes: :mod:`engine.text.bpe`, :mod:`engine.text.spm` and :mod:`engine.text.wordpiece` do, and
+:mod:`engine.text.tokenizer` joins them. Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
 """
 
 import re
@@ -17,7 +17,7 @@ from engine.checks import LARGEST, shown
 from engine.errors import TokenizerError
 
 PREFIX = "tokenizer.ggml."
-MODELS = ("gpt2", "gemma4", "llama")
+MODELS = ("gpt2", "gemma4", "llama", "bert")
 
 
 class TokenType(IntEnum):
@@ -89,7 +89,8 @@ class Vocabulary:
     token. ``outside``: the special ids, by their keys, that the file gives and the vocabulary does not have. Generation
     ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. Blanks after one of ``stripping_ids`` are no
     part of a text. ``shown_ids`` are control tokens that show in a decoded text. ``pre`` is the pre-tokenizer's name, ""
-    where the file gives none.
+    where the file gives none. ``lowercase``, ``strip_accents``: what is done to a text first, model ``bert`` only; ``eos_id``
+    is there the token between and after texts.
     """
 
     path: Path
@@ -111,6 +112,8 @@ class Vocabulary:
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool
+    lowercase: bool
+    strip_accents: bool
     outside: Mapping[str, int]
 
     @classmethod
@@ -197,7 +200,7 @@ class _Reader:
             index=index,
             types=bytes(types),
             scores=scores.astype(np.float32) if scores is not None and model == "llama" else None,
-            merges=self.strings("merges") if model != "llama" else [],
+            merges=self.strings("merges") if model not in ("llama", "bert") else [],
             bos_id=ids["bos"],
             eos_id=ids["eos"],
             unk_id=ids["unknown"],
@@ -206,9 +209,12 @@ class _Reader:
             suppressed_ids=self.suppressed(len(tokens)),
             stripping_ids=self.stripping(model, tokens, types),
             shown_ids=self.shown(index, types),
-            add_bos=self.scalar("add_bos_token", bool, True if model == "llama" else None),
-            add_eos=self.scalar("add_eos_token", bool, False),
-            add_space_prefix=self.scalar("add_space_prefix", bool, model == "llama"),
+            # llama.cpp adds both to every text that BERT reads, whatever the file says.
+            add_bos=model == "bert" or self.scalar("add_bos_token", bool, True if model == "llama" else None),
+            add_eos=model == "bert" or self.scalar("add_eos_token", bool, False),
+            add_space_prefix=self.scalar("add_space_prefix", bool, model in ("llama", "bert")),
+            lowercase=(lowercase := self.scalar("normalizer.lowercase", bool, True)),
+            strip_accents=self.scalar("normalizer.strip_accents", bool, lowercase),
             outside=self.outside,
         )
 
@@ -231,7 +237,11 @@ class _Reader:
         """
         n = len(index)
         # The defaults of the first SentencePiece models; llama.cpp's default of 11 for gpt2 has no meaning.
-        ids: dict[str, int | None] = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" and n > 2 else {}
+        ids: dict[str, int | None] = {}
+        if model == "llama" and n > 2:
+            ids = {"bos": 1, "eos": 2, "unknown": 0}
+        if model == "bert" and n > 102:  # those of the first models
+            ids = {"bos": 101, "eos": 102, "unknown": 100, "padding": 0}
         for name in _ID_KEYS:
             key = f"{name}_token_id"
             value = self.scalar(key, int)
@@ -242,6 +252,10 @@ class _Reader:
                     ids.pop(name, None)
                 value = None
             ids[name] = value if value is not None else ids.get(name)
+        if model == "bert":
+            separator = self.scalar("seperator_token_id", int)  # the key of the format is spelled so
+            if separator is not None and 0 <= separator < n:
+                ids["eos"] = separator
         for name, texts in _KEY_TEXTS.items():
             found = next((index[text] for text in texts if text in index), None)
             if ids[name] is None and found is not None:
