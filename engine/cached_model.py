@@ -360,6 +360,10 @@ class CachedModel:
     def check_ids(self, ids: list[int]) -> np.ndarray:
         """Whole numbers as token ids int32 [n]. Raises UsageError if there are none or if the vocabulary lacks one, and
         ContextError if they do not fit into the context."""
+        if not self.config.causal:
+            raise UsageError(
+                f"{self.model.gguf.path.name} turns texts into vectors and generates no text: use embed(), or another model."
+            )
         if not ids:
             raise UsageError("the prompt has no tokens; give some text.")
         self.check_length(len(ids))

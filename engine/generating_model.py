@@ -62,7 +62,10 @@ class GeneratingModel(CachedModel):
         """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
         model, drafter = self.model, self.model.drafter
-        jobs: dict[Job, None] = dict.fromkeys([*model.jobs(), *step_jobs(model)])
+        jobs: dict[Job, None] = dict.fromkeys(model.jobs())
+        if not self.config.causal:
+            return list(jobs)
+        jobs.update(dict.fromkeys(step_jobs(model)))
         if drafter is not None:
             for each, rows in drafter.listed:
                 jobs.update(dict.fromkeys(drafter.ops.pass_jobs(each, rows)))
@@ -80,6 +83,8 @@ class GeneratingModel(CachedModel):
         drafter = self.model.drafter
         try:
             self.model.warm_up()
+            if not self.config.causal:
+                return
             load_step_kernels(self.model)
             if drafter is not None:
                 for each, rows in drafter.listed:

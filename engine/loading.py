@@ -395,7 +395,10 @@ def _build(
     weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
     tensors = tensors_of(config, gguf, placement)
     _check_weights(gguf, tensors)
+    given_context = n_ctx > 0
     n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
+    if not config.causal:
+        n_ctx, rows = _whole_texts(placement.last, n_ctx, options.batched, given_context)
     if config.pooling:
         # Texts that are read in one pass have sequences and pages of their own.
         parallel = max(parallel, COMPANY)
@@ -440,6 +443,24 @@ def _build(
         device.loaded()
     llm.load_seconds = file.seconds + time.perf_counter() - started - llm.compile_seconds
     return llm
+
+
+def _whole_texts(ops: Ops, n_ctx: int, batched: bool, given: bool) -> tuple[int, int]:
+    """The number of positions of a context of an encoder, and the number of rows of a pass, which must hold a whole text.
+
+    batched, given: whether the size of passes, and that of the context, were requested.
+
+    Raises ContextError if it cannot.
+    """
+    most = 1 << (ops.max_rows.bit_length() - 1)
+    if n_ctx > most and (batched or ops.device_memory() is not None):
+        if given:
+            raise ContextError(
+                f"a pass must read a whole text, and holds {most} tokens, not {n_ctx}: choose a smaller context (n_ctx=...), "
+                "or larger passes (batch_size=...)."
+            )
+        n_ctx = most
+    return n_ctx, 1 << (n_ctx - 1).bit_length()
 
 
 def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _Options) -> tuple[Placement, bool]:

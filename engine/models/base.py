@@ -102,10 +102,7 @@ class Model(Loader):
         n = config.n_positions
         #: The embeddings of positions [n_positions, n_embd]; None if the model has none.
         self.positions = first.matrix("position_embd.weight", n, config.n_embd) if n else None
-        self.output_norm = load_norm(self, config.output_norm)
-        tied = not self.has("output.weight")
-        shape = config.n_vocab, config.n_embd
-        self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
+        self.load_output()
         #: What scores a query with a document; None: the model is no reranker.
         self.classifier: Classifier | None = load_classifier(self) if config.pooling == "rank" else None
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
@@ -208,6 +205,14 @@ class Model(Loader):
         if ops not in self._loaders:
             self._loaders[ops] = self.loader_type(self.config, self.gguf, ops, self._n_ctx, taken=self._taken)
         return self._loaders[ops]
+
+    def load_output(self) -> None:
+        """Load the norm after the last layer, and the output matrix."""
+        config = self.config
+        self.output_norm = load_norm(self, config.output_norm)
+        tied = not self.has("output.weight")
+        shape = config.n_vocab, config.n_embd
+        self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
 
     def load_layer(self, il: int) -> Any:
         """Load the weights of layer ``il``."""
@@ -486,7 +491,11 @@ class Model(Loader):
         batch = self.begin(batch, x)
         for il in range(self.config.n_layer):
             x = self.block(il, x, batch)
-        y = self._normed(x[batch.rows - n_outputs : batch.rows])
+        return self.joined(x[batch.rows - n_outputs : batch.rows])
+
+    def joined(self, x: Array) -> Array:
+        """What :meth:`outputs` returns for the residual stream x after the last layer, float32 [rows, width]."""
+        y = self.normed(x)
         return self.ops.plain(y) if self.classifier is None else self.classifier.apply(self.ops, y)
 
     def _pass(
@@ -535,9 +544,9 @@ class Model(Loader):
         return self._head(x[last]) if n_logits else None
 
     def _normed_head(self, x: Array) -> Array:
-        return self._head(self._normed(x))
+        return self._head(self.normed(x))
 
-    def _normed(self, x: Array) -> Value:
+    def normed(self, x: Array) -> Value:
         """The normalized outputs for the residual stream x after the last layer: [rows, n_embd]."""
         return self.output_norm.apply(self.ops, self.leave(self.ops, x))
 

@@ -375,7 +375,7 @@ class Metadata:
         norm: the kind of the norms, "rms" or "layer".
         others: further fields of :class:`ModelConfig`.
         """
-        if not self.flag("attention.causal", True):
+        if not self.flag("attention.causal", True) and others.get("causal", True):
             self.refuse(
                 "attention.causal", "is false: a model that looks ahead, as for embeddings, cannot generate text"
             )

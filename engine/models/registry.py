@@ -17,6 +17,7 @@ from engine.models.families import (
     apertus,
     arcee,
     bailingmoe2,
+    bert,
     deepseek2,
     deepseek4,
     dots1,
@@ -85,6 +86,7 @@ FAMILIES = (
     step35,
     deepseek2,
     deepseek4,
+    bert,
 )
 """The modules of the families, in the order of the book's table."""
 

@@ -1,0 +1,36 @@
+"""BERT (Devlin et al. 2019), an encoder: MiniLM, BGE, GTE, E5 and many others, for embeddings and as rerankers.
+
+Layer (llama.cpp, ``src/models/bert.cpp``)::
+
+    x = layer_norm(embed(tokens) + position_embd + token_types[0])      before the first layer
+    q, k, v = x Wq + bq, x Wk + bk, x Wv + bv
+    x = layer_norm(x + attention(q, k, v) Wo + bo, attn_output_norm)    over the whole text
+    x = layer_norm(x + gelu(x Wup + bup) Wdown + bdown, layer_output_norm)      gelu by the error function
+
+There is no norm after the last layer.  A reranker has a classifier for the output of the first token:
+tanh(x cls + bias) cls.output + bias, or its second half alone.
+"""
+
+from engine.models.architecture import Architecture
+from engine.models.config import LayerConfig, ModelConfig, Norms
+from engine.models.encoder import Encoder
+from engine.models.metadata import Metadata
+from engine.ops.activation import GELU_ERF
+
+NORMS = Norms("", "attn_output_norm", "", "layer_output_norm")
+
+
+def read(m: Metadata) -> ModelConfig:
+    """The configuration of a file."""
+    if m.flag("attention.causal", False):
+        m.refuse("attention.causal", "is true, and BERT looks ahead: convert the model again")
+    return m.model(
+        lambda il: LayerConfig(m.attention(il, None), m.dense(il, GELU_ERF), NORMS),
+        norm="layer",
+        n_positions=m.n_ctx_train,
+        causal=False,
+        n_token_types=m.gguf.get("tokenizer.ggml.token_type_count", "int", 0, 0, 1024),
+    )
+
+
+ARCHITECTURES = (Architecture("bert", "BERT, MiniLM, BGE, GTE, E5", read, "transformers BertModel", model=Encoder),)

@@ -1,0 +1,59 @@
+"""Texts that become vectors on a simulated GPU: the bits of the CPU, for several texts in a pass and for one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine.synthetic.model import make_model
+from tests.cuda.simulated.device import use_simulated
+from tests.cuda.simulated.test_parity import SHAPES
+from tests.families import quantized, rewritten
+from tests.oracle.encoders import EncoderCase
+
+# Together, more rows than narrow kernels take, which are padded; the last one alone, too.
+TEXTS = [[3, 7, 11], [5], [1, 2] * 9]
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_simulated(monkeypatch)
+
+
+def check(path: Path, **options: Any) -> None:
+    """Compare the vectors of the texts, together and alone."""
+    given: dict[str, Any] = {"n_ctx": 32, "n_threads": 1, **options}
+    cpu, gpu = (engine.load(path, device=device, **given) for device in ("cpu", "cuda"))
+    vectors = cpu.embed(TEXTS)
+    assert np.isfinite(vectors).all()
+    assert gpu.embed(TEXTS).tobytes() == vectors.tobytes()
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        assert gpu.embed([text]).tobytes() == vector.tobytes()
+
+
+@pytest.mark.thorough
+def test_an_encoder(tmp_path: Path) -> None:
+    path = EncoderCase("small", 1, 64, 2, 32).write_gguf(tmp_path / "a.gguf")
+    check(path, cache_type="f32")
+
+
+@pytest.mark.thorough
+def test_a_quantized_encoder(tmp_path: Path) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        kept = {name: tensors.pop(name) for name in ("position_embd.weight", "token_types.weight")}
+        return quantized(tensors, "Q8_0") | kept
+
+    path = EncoderCase("small", 2, 64, 2, 64).write_gguf(tmp_path / "a.gguf")
+    check(rewritten(path, tmp_path / "b.gguf", change))
+
+
+@pytest.mark.thorough
+def test_a_decoder_with_windows(tmp_path: Path) -> None:
+    check(make_model(tmp_path / "a.gguf", SHAPES["gemma3"], "Q4_0"), pooling="mean")

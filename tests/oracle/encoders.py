@@ -1,0 +1,183 @@
+"""Small random encoders, and their golden vectors: ``python -m tests.oracle.encoders`` in the root of the repository writes
+``encoders.json`` beside this file.
+
+``transformers``: BertModel in float64, and for rerankers the head of RobertaForSequenceClassification, which is the one that
+llama.cpp converts.  llama.cpp: src/models/bert.cpp; BertModel of conversion/bert.py.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.oracle.shared import N_CTX, N_VOCAB, digest, finish, random_prompts, uniform
+
+GOLDEN = Path(__file__).with_suffix(".json")
+
+NAMES = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+    "classifier.dense": "cls",
+    "classifier.out_proj": "cls.output",
+}
+"""The names of tensors in files, by those in ``transformers`` without their layer."""
+
+
+@dataclass(frozen=True)
+class EncoderCase:
+    """A model; ``labels``: the number of labels of a reranker, 0: it is none."""
+
+    name: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_ff: int
+    n_types: int = 2
+    labels: int = 0
+    eps: float = 1e-12
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, by their names in ``transformers``."""
+        e, f = self.n_embd, self.n_ff
+        found: dict[str, tuple[int, ...]] = {
+            "embeddings.word_embeddings.weight": (N_VOCAB, e),
+            "embeddings.position_embeddings.weight": (N_CTX, e),
+            "embeddings.token_type_embeddings.weight": (self.n_types, e),
+        }
+        linear: dict[str, tuple[int, ...]] = {"embeddings.LayerNorm": (e,)}
+        for il in range(self.n_layer):
+            layer: dict[str, tuple[int, ...]] = {f"attention.self.{name}": (e, e) for name in ("query", "key", "value")}
+            layer |= {"attention.output.dense": (e, e), "intermediate.dense": (f, e), "output.dense": (e, f)}
+            layer |= {"attention.output.LayerNorm": (e,), "output.LayerNorm": (e,)}
+            linear |= {f"encoder.layer.{il}.{name}": shape for name, shape in layer.items()}
+        if self.labels:
+            linear |= {"classifier.dense": (e, e), "classifier.out_proj": (self.labels, e)}
+        for name, shape in linear.items():
+            found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        return found
+
+    def checkpoint(self) -> dict[str, np.ndarray]:
+        """The weights by their names in ``transformers``, float32."""
+
+        def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+            if name.endswith("bias"):
+                return 0.3, 0.0
+            return (0.3, 1.0) if "LayerNorm" in name else (1.5 / math.sqrt(shape[-1]), 0.0)
+
+        return {name: uniform(self.name, name, shape, *spread(name, shape)) for name, shape in self.shapes().items()}
+
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each text."""
+        return [prompt.tolist() for prompt in random_prompts(self.name)]
+
+    def fingerprint(self) -> str:
+        """Differs when golden values belong to other weights or texts."""
+        return digest(self.checkpoint(), random_prompts(self.name))
+
+    def write_gguf(self, path: Path, **more: Any) -> Path:
+        """The model as a file of float32 tensors; more: further keys of the architecture."""
+        writer = gguf.GGUFWriter(path, "bert")
+        writer.add_name(f"Random {self.name}")
+        writer.add_context_length(N_CTX)
+        writer.add_embedding_length(self.n_embd)
+        writer.add_block_count(self.n_layer)
+        writer.add_head_count(self.n_head)
+        writer.add_feed_forward_length(self.n_ff)
+        writer.add_layer_norm_eps(self.eps)
+        writer.add_causal_attention(False)
+        writer.add_token_type_count(self.n_types)
+        keys: dict[str, Any] = {"pooling_type": 4 if self.labels else 1, **more}
+        for key, value in keys.items():
+            writer.add_uint32(f"bert.{key}", value)
+        if self.labels:
+            writer.add_array("bert.classifier.output_labels", [f"label {i}" for i in range(self.labels)])
+        return finish(writer, self.tensors(), path)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The weights under their names in files."""
+        found = {}
+        for name, weight in self.checkpoint().items():
+            block, part = "", name
+            if name.startswith("encoder.layer."):
+                _, _, il, part = name.split(".", 3)
+                block = f"blk.{il}."
+            stem, _, kind = part.rpartition(".")
+            found[f"{block}{NAMES[stem]}.{kind}"] = weight
+        return found
+
+
+CASES = {
+    case.name: case
+    for case in (
+        EncoderCase("bert", 3, 96, 3, 160),
+        EncoderCase("bert-rank", 2, 64, 2, 96, n_types=1, labels=1, eps=1e-5),
+    )
+}
+
+
+def golden() -> Mapping[str, Any]:
+    """The golden values by the name of the case."""
+    found: Mapping[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    return found
+
+
+def make(case: EncoderCase) -> dict[str, Any]:
+    """The values of ``transformers``: for each text the mean of the outputs and the first output, or the scores."""
+    import torch  # type: ignore[import-not-found]
+    import transformers
+    from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
+
+    from tests.oracle.make import Double
+
+    config = transformers.BertConfig(
+        vocab_size=N_VOCAB,
+        hidden_size=case.n_embd,
+        num_hidden_layers=case.n_layer,
+        num_attention_heads=case.n_head,
+        intermediate_size=case.n_ff,
+        max_position_embeddings=N_CTX,
+        type_vocab_size=case.n_types,
+        layer_norm_eps=case.eps,
+        num_labels=case.labels or 2,
+        attn_implementation="eager",
+    )
+    weights = {name: torch.from_numpy(value).double() for name, value in case.checkpoint().items()}
+    found: dict[str, Any] = {"fingerprint": case.fingerprint(), "texts": []}
+    with Double(), torch.no_grad():
+        model = transformers.BertModel(config, add_pooling_layer=False).double().eval()
+        own = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
+        model.load_state_dict(own, strict=True)
+        head = RobertaClassificationHead(config).double().eval() if case.labels else None
+        if head is not None:
+            head.load_state_dict(
+                {name.removeprefix("classifier."): weights[name] for name in weights.keys() - own.keys()}
+            )
+        for prompt in case.prompts():
+            hidden = model(torch.tensor([prompt])).last_hidden_state
+            values = {"mean": hidden[0].mean(0), "cls": hidden[0, 0]}
+            if head is not None:
+                values = {"scores": head(hidden)[0]}
+            found["texts"].append({name: [round(x, 9) for x in value.tolist()] for name, value in values.items()})
+    return found
+
+
+if __name__ == "__main__":
+    made = {case.name: make(case) for case in CASES.values()}
+    GOLDEN.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{GOLDEN.name}: {GOLDEN.stat().st_size} bytes\n")
