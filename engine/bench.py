@@ -214,6 +214,7 @@ def _load(args: argparse.Namespace, path: Path, n_ctx: int, n_threads: int, mtp:
         parallel=parallel,
         progress=report.progress,
     )
+    llm.check_generates()
     llm.compile(report.progress)
     report.close()
     return llm

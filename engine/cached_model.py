@@ -360,14 +360,19 @@ class CachedModel:
     def check_ids(self, ids: list[int]) -> np.ndarray:
         """Whole numbers as token ids int32 [n]. Raises UsageError if there are none or if the vocabulary lacks one, and
         ContextError if they do not fit into the context."""
-        if not self.config.causal:
-            raise UsageError(
-                f"{self.model.gguf.path.name} turns texts into vectors and generates no text: use embed(), or another model."
-            )
+        self.check_generates()
         if not ids:
             raise UsageError("the prompt has no tokens; give some text.")
         self.check_length(len(ids))
         return self.check_vocabulary(ids)
+
+    def check_generates(self) -> None:
+        """Raise UsageError if the model is an encoder, which generates no text."""
+        if not self.config.causal:
+            raise UsageError(
+                f"{self.model.gguf.path.name} turns texts into vectors and generates no text: ask it for embeddings, or use "
+                "another model."
+            )
 
     def check_vocabulary(self, ids: list[int]) -> np.ndarray:
         """Whole numbers, at least one, as token ids int32 [n]. Raises UsageError if the vocabulary lacks one."""

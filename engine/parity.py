@@ -225,6 +225,7 @@ def _compare(
     # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
+        llm.check_generates()
         if drafts and (llm.draft is None or llm.draft.name not in ("mtp", "eagle3", "dflash")):
             raise UsageError("-md is for a network that reads the model; compare a draft model on its own, as MODEL")
         llm.compile(report.progress)

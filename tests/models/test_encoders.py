@@ -86,7 +86,7 @@ def test_a_quantized_encoder_is_close(bert: engine.LLM, tmp_path: Path) -> None:
 
 def test_an_encoder_generates_no_text(bert: engine.LLM) -> None:
     for ask in (lambda: bert.complete("a"), lambda: bert.logits([1]), lambda: bert.prefill([1]), lambda: bert.step(1)):
-        with pytest.raises(UsageError, match="turns texts into vectors and generates no text: use embed"):
+        with pytest.raises(UsageError, match="turns texts into vectors and generates no text: ask it for embeddings"):
             ask()
 
 

@@ -24,6 +24,7 @@ from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
 from tests.models.test_embeddings import BUNDLED, TEMPLATE, rerank_file
+from tests.oracle.encoders import CASES
 
 pytestmark = pytest.mark.together("embeddings")
 
@@ -35,10 +36,12 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A client of a server with an embedder, a reranker and a model that is neither."""
     path = tmp_path_factory.mktemp("rerank") / "reranker.gguf"
     rerank_file(BUNDLED, path, (300, 301), **{"tokenizer.chat_template.rerank": TEMPLATE})
+    bert = CASES["bert"].write_gguf(path.with_name("bert.gguf"))
     specs = [
         Spec("embedder", lambda: engine.load(device="cpu", n_ctx=128, pooling="mean"), path=str(BUNDLED)),
         Spec("reranker", lambda: engine.load(path, device="cpu", n_ctx=128), path=str(path)),
         Spec("coder", lambda: engine.load(device="cpu", n_ctx=128)),
+        Spec("encoder", lambda: engine.load(bert, device="cpu"), path=str(bert)),
     ]
     with TestClient(app(specs, limits=Limits(prompts=40)), base_url="http://localhost") as client:
         yield client
@@ -210,6 +213,23 @@ def test_the_client_of_ollama_gets_vectors(web: Any, vectors: np.ndarray) -> Non
     for route, body in (("embed", {"input": "x"}), ("embeddings", {"prompt": "x"})):
         refused = web.post(f"/api/{route}", json=body | {"model": "coder"})
         assert refused.status_code == 501 and "is not made for embeddings" in refused.json()["error"]
+
+
+def test_models_say_what_they_are_for(web: Any) -> None:
+    found = {
+        name: web.post("/api/show", json={"model": name}).json()["capabilities"] for name in ("encoder", "reranker")
+    }
+    assert found == {"encoder": ["embedding"], "reranker": ["embedding"]}
+    web.post("/api/embed", json={"model": "embedder", "input": "x"})  # opens it
+    assert web.post("/api/show", json={"model": "embedder"}).json()["capabilities"] == ["completion", "embedding"]
+
+
+def test_an_encoder_gives_vectors_and_no_text(web: Any) -> None:
+    data = web.post("/v1/embeddings", json={"model": "encoder", "input": [[5, 6, 7], [8]]}).json()["data"]
+    assert [len(each["embedding"]) for each in data] == [96, 96]
+    for route, prompt in (("/v1/completions", "prompt"), ("/completion", "prompt"), ("/api/generate", "prompt")):
+        refused = web.post(route, json={"model": "encoder", prompt: "a"})
+        assert refused.status_code == 400 and "turns texts into vectors and generates no text" in refused.text
 
 
 # --- rerankers -----------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
 
 class Card(NamedTuple):
     """A model: its architecture, number of parameters, format of most weights, bytes of weights, greatest context, width,
-    chat template, that for requests with tools, digest (:func:`engine.state.digest`) and recommended parameters of sampling;
-    all empty if the file is not known or cannot be read."""
+    chat template, that for requests with tools, digest (:func:`engine.state.digest`), recommended parameters of sampling, and
+    whether it is made for embeddings or a reranker; all empty if the file is not known or cannot be read."""
 
     family: str = ""
     n_params: int = 0
@@ -35,6 +35,7 @@ class Card(NamedTuple):
     tool_template: str = ""
     digest: str = "0" * 64
     sampling: Mapping[str, float] = MappingProxyType({})
+    pooled: bool = False
 
     def details(self) -> Mapping[str, Any]:
         """The field ``details``."""
@@ -81,6 +82,7 @@ def _read(path: str, created: int) -> Card:
         "" if found is None else found.with_tools or found.plain,
         state.digest(file),
         MappingProxyType(sampling_defaults(file)[0]),
+        file.get(f"{family}.pooling_type", "int", 0) > 0,
     )
 
 

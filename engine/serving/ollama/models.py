@@ -103,8 +103,11 @@ def _template(entry: Entry, card: Card, tools: bool = False) -> str:
 
 
 def _capabilities(entry: Entry, card: Card) -> list[str]:
+    if card.pooled:
+        return ["embedding"]
+    embeds = ["embedding"] if entry.served is not None and not entry.served.llm.why_no_vectors else []
     calls = ["tools"] if select.can_call(_template(entry, card, tools=True)) else []
-    return ["completion", *calls, *(["thinking"] if select.can_think(_template(entry, card)) else [])]
+    return ["completion", *calls, *(["thinking"] if select.can_think(_template(entry, card)) else []), *embeds]
 
 
 def _parameters(entry: Entry, card: Card) -> Mapping[str, float]:

@@ -1,0 +1,106 @@
+"""Small random encoders through llama.cpp's converter, against ``transformers``: ``python -m tests.oracle.convert_encoders
+LLAMA.CPP`` in the root of the repository.
+
+A development script that needs what ``tests/oracle/convert.py`` needs.  The model of ``encoders.py`` is written as a folder of
+sentence-transformers with a vocabulary of pieces, converted to several formats, and loaded by this engine on the CPU with a
+cache of float32.  Token ids of a text are compared with those of the folder's own tokenizer, and vectors with those that
+``transformers`` computes in float64, in standard deviations.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch  # type: ignore[import-not-found]
+import transformers
+from tokenizers import BertWordPieceTokenizer
+
+import engine
+from tests.oracle.convert import run_converter
+from tests.oracle.encoders import CASES, EncoderCase, golden
+from tests.oracle.shared import N_CTX, N_VOCAB
+
+TEXT = "The cats, unable — Éa [SEP] 123!"
+
+PIECES = [
+    *(
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "cat",
+        "##s",
+        "un",
+        "##able",
+        ",",
+        "—",
+        "ea",
+        "[",
+        "]",
+        "sep",
+    ),
+    *("1", "##2", "##3", "!"),
+]
+
+
+def write(case: EncoderCase, folder: Path) -> list[int]:
+    """Write the folder of a model.  Returns the ids of :data:`TEXT`, without those around it."""
+    config = transformers.BertConfig(
+        vocab_size=N_VOCAB,
+        hidden_size=case.n_embd,
+        num_hidden_layers=case.n_layer,
+        num_attention_heads=case.n_head,
+        intermediate_size=case.n_ff,
+        max_position_embeddings=N_CTX,
+        type_vocab_size=case.n_types,
+        layer_norm_eps=case.eps,
+        architectures=["BertModel"],
+    )
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in case.checkpoint().items()})
+    model.save_pretrained(folder)
+    pieces = [*PIECES, *(f"[unused{i}]" for i in range(N_VOCAB - len(PIECES)))]
+    tokenizer = BertWordPieceTokenizer({piece: id for id, piece in enumerate(pieces)})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    special = {
+        name: PIECES[i] for i, name in enumerate(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"))
+    }
+    about = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    modules = [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    ids: list[int] = tokenizer.encode(TEXT.replace("[SEP]", "[ sep ]"), add_special_tokens=False).ids
+    return ids
+
+
+def main(llama_cpp: str) -> None:
+    """Convert, compare and print."""
+    case, formats = CASES["bert"], ("f32", "f16", "bf16", "q8_0")
+    expected = [np.array(text["mean"]) for text in golden()["bert"]["texts"]]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "hf"
+        ids = write(case, source)
+        calls = [[str(source), "--outfile", f"{folder}/{kind}.gguf", "--outtype", kind] for kind in formats]
+        ends = run_converter(Path(llama_cpp), calls, Path(folder) / "log.txt")
+        for kind, end in zip(formats, ends, strict=True):
+            if end:
+                sys.stdout.write(f"{kind}: {end}\n")
+                continue
+            with engine.load(f"{folder}/{kind}.gguf", device="cpu", cache_type="f32") as llm:
+                assert llm.config.pooling == "mean" and not llm.config.causal
+                assert llm.tokenizer.encode(TEXT) == [2, *ids, 3], llm.tokenizer.encode(TEXT)
+                vectors = llm.embed(case.prompts(), normalize=False)
+            pairs = zip(vectors, expected, strict=True)
+            worst = max(float(np.abs(vector - other).max() / other.std()) for vector, other in pairs)
+            sys.stdout.write(f"{kind}: ids the same, largest difference {worst:.1e} standard deviations\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
