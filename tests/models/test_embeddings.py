@@ -68,6 +68,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.LLM]:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first
 def test_the_last_output_gives_the_logits_of_transformers(tmp_path: Path) -> None:
     path = edited(write_gguf(CASE, tmp_path / "a.gguf"), tmp_path / "b.gguf", {"qwen3.pooling_type": 3})
     with engine.load(path, device="cpu", cache_type="f32") as llm:

@@ -1,9 +1,9 @@
 """Small random encoders through llama.cpp's converter, against ``transformers``: ``python -m tests.oracle.convert_encoders
 LLAMA.CPP`` in the root of the repository.
 
-A development script that needs what ``tests/oracle/convert.py`` needs.  The model of ``encoders.py`` is written as a folder of
-sentence-transformers with a vocabulary of pieces, converted to several formats, and loaded by this engine on the CPU with a
-cache of float32.  Token ids of a text are compared with those of the folder's own tokenizer, and vectors with those that
+A development script that needs what ``tests/oracle/convert.py`` needs.  The model of ``encoders.py`` is written as a folder
+of sentence-transformers with a vocabulary of pieces, converted to several formats, and loaded by this engine on the CPU with
+a cache of float32.  Token ids of a text are compared with those of the folder's own tokenizer, and vectors with those that
 ``transformers`` computes in float64, in standard deviations.
 """
 

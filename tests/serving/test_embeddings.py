@@ -56,6 +56,7 @@ def vectors() -> np.ndarray:
 # --- OpenAI --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first
 def test_the_client_of_openai_gets_vectors(web: Any, vectors: np.ndarray) -> None:
     client: Any = openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=web)
     # The client asks for base64 by itself.
