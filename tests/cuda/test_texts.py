@@ -23,15 +23,15 @@ from engine.errors import DeviceError
 pytestmark = pytest.mark.gpu
 
 
-def encoder(kind: str) -> Callable[[Path], Path]:
+def encoder(kind: str, nomic: bool = False) -> Callable[[Path], Path]:
     """Writes an encoder whose matrices have a format."""
 
     def change(tensors: Tensors) -> Tensors:
-        kept = {name: tensors.pop(name) for name in ("position_embd.weight", "token_types.weight")}
+        kept = {name: tensors.pop(name) for name in ("position_embd.weight", "token_types.weight") if name in tensors}
         return (quantized(tensors, kind) if kind != "F32" else tensors) | kept
 
     def write(folder: Path) -> Path:
-        path = EncoderCase("of a usual width", 3, 384, 12, 1536).write_gguf(folder / "a.gguf")
+        path = EncoderCase("of a usual width", 3, 384, 12, 1536, nomic=nomic).write_gguf(folder / "a.gguf")
         return rewritten(path, folder / "b.gguf", change)
 
     return write
@@ -43,9 +43,10 @@ def encoder(kind: str) -> Callable[[Path], Path]:
         (encoder("F32"), {"cache_type": "f32"}),
         (encoder("Q8_0"), {}),
         (encoder("Q8_0"), {"cache_type": "i8"}),
+        (encoder("Q8_0", nomic=True), {}),
         (lambda folder: REPOSITORY / "engine" / "data" / "pycoder-dense-Q4_K_M.gguf", {"pooling": "mean"}),
     ],
-    ids=["bert-F32", "bert-Q8_0", "bert-Q8_0-i8", "qwen3"],
+    ids=["bert-F32", "bert-Q8_0", "bert-Q8_0-i8", "nomic-bert-Q8_0", "qwen3"],
 )
 def test_vectors(write: Callable[[Path], Path], options: dict[str, Any], tmp_path: Path) -> None:
     """Of texts of every length together, and of some of them alone."""

@@ -33,11 +33,12 @@ def test_golden_values_belong_to_the_models() -> None:
     }
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_vectors_are_those_of_transformers(bert: engine.LLM, pooling: str) -> None:
-    with engine.load(bert.path, device="cpu", cache_type="f32", pooling=pooling) as llm:
-        vectors = llm.embed(BERT.prompts(), normalize=False)
-    for vector, values in zip(vectors, golden()["bert"]["texts"], strict=True):
+@pytest.mark.parametrize(("name", "pooling"), [("bert", "mean"), ("bert", "cls"), ("nomic-bert", "mean")])
+def test_vectors_are_those_of_transformers(name: str, pooling: str, tmp_path: Path) -> None:
+    path = CASES[name].write_gguf(tmp_path / "a.gguf")
+    with engine.load(path, device="cpu", cache_type="f32", pooling=pooling) as llm:
+        vectors = llm.embed(CASES[name].prompts(), normalize=False)
+    for vector, values in zip(vectors, golden()[name]["texts"], strict=True):
         expected = np.array(values[pooling])
         assert np.abs(vector - expected).max() <= BOUND * expected.std()
 

@@ -1,8 +1,8 @@
 """Small random encoders, and their golden vectors: ``python -m tests.oracle.encoders`` in the root of the repository writes
 ``encoders.json`` beside this file.
 
-``transformers``: BertModel in float64, and for rerankers the head of RobertaForSequenceClassification, which is the one that
-llama.cpp converts.  llama.cpp: src/models/bert.cpp; BertModel of conversion/bert.py.
+``transformers``: BertModel and NomicBertModel in float64, and for rerankers the head of RobertaForSequenceClassification,
+which is the one that llama.cpp converts.  llama.cpp: src/models/bert.cpp; BertModel of conversion/bert.py.
 """
 
 import json
@@ -33,6 +33,15 @@ NAMES = {
     "intermediate.dense": "ffn_up",
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_mlp_layernorm": "layer_output_norm",
     "classifier.dense": "cls",
     "classifier.out_proj": "cls.output",
 }
@@ -51,9 +60,28 @@ class EncoderCase:
     n_types: int = 2
     labels: int = 0
     eps: float = 1e-12
+    nomic: bool = False
+
+    def nomic_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights of Nomic's BERT, which has rotations and no biases."""
+        e, f = self.n_embd, self.n_ff
+        found: dict[str, tuple[int, ...]] = {
+            "embeddings.word_embeddings.weight": (N_VOCAB, e),
+            "embeddings.token_type_embeddings.weight": (self.n_types, e),
+        }
+        norms = ["embeddings.LayerNorm"]
+        for il in range(self.n_layer):
+            layer = f"layers.{il}."
+            found |= {f"{layer}self_attn.{name}_proj.weight": (e, e) for name in "qkvo"}
+            found |= {f"{layer}mlp.{name}_proj.weight": (f, e) for name in ("gate", "up")}
+            found[f"{layer}mlp.down_proj.weight"] = (e, f)
+            norms += [f"{layer}post_attention_layernorm", f"{layer}post_mlp_layernorm"]
+        return found | {f"{name}.{kind}": (e,) for name in norms for kind in ("weight", "bias")}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights, by their names in ``transformers``."""
+        if self.nomic:
+            return self.nomic_shapes()
         e, f = self.n_embd, self.n_ff
         found: dict[str, tuple[int, ...]] = {
             "embeddings.word_embeddings.weight": (N_VOCAB, e),
@@ -78,9 +106,14 @@ class EncoderCase:
         def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
             if name.endswith("bias"):
                 return 0.3, 0.0
-            return (0.3, 1.0) if "LayerNorm" in name else (1.5 / math.sqrt(shape[-1]), 0.0)
+            return (0.3, 1.0) if "layernorm" in name.lower() else (1.5 / math.sqrt(shape[-1]), 0.0)
 
         return {name: uniform(self.name, name, shape, *spread(name, shape)) for name, shape in self.shapes().items()}
+
+    @property
+    def architecture(self) -> str:
+        """The architecture of the file."""
+        return "nomic-bert" if self.nomic else "bert"
 
     def prompts(self) -> list[list[int]]:
         """The token ids of each text."""
@@ -92,7 +125,7 @@ class EncoderCase:
 
     def write_gguf(self, path: Path, **more: Any) -> Path:
         """The model as a file of float32 tensors; more: further keys of the architecture."""
-        writer = gguf.GGUFWriter(path, "bert")
+        writer = gguf.GGUFWriter(path, self.architecture)
         writer.add_name(f"Random {self.name}")
         writer.add_context_length(N_CTX)
         writer.add_embedding_length(self.n_embd)
@@ -104,7 +137,9 @@ class EncoderCase:
         writer.add_token_type_count(self.n_types)
         keys: dict[str, Any] = {"pooling_type": 4 if self.labels else 1, **more}
         for key, value in keys.items():
-            writer.add_uint32(f"bert.{key}", value)
+            writer.add_uint32(f"{self.architecture}.{key}", value)
+        if self.nomic:
+            writer.add_rope_freq_base(1000.0)
         if self.labels:
             writer.add_array("bert.classifier.output_labels", [f"label {i}" for i in range(self.labels)])
         return finish(writer, self.tensors(), path)
@@ -114,8 +149,8 @@ class EncoderCase:
         found = {}
         for name, weight in self.checkpoint().items():
             block, part = "", name
-            if name.startswith("encoder.layer."):
-                _, _, il, part = name.split(".", 3)
+            if name.startswith(("encoder.layer.", "layers.")):
+                il, part = name.removeprefix("encoder.").split(".", 2)[1:]
                 block = f"blk.{il}."
             stem, _, kind = part.rpartition(".")
             found[f"{block}{NAMES[stem]}.{kind}"] = weight
@@ -126,6 +161,7 @@ CASES = {
     case.name: case
     for case in (
         EncoderCase("bert", 3, 96, 3, 160),
+        EncoderCase("nomic-bert", 2, 96, 3, 128, nomic=True),
         EncoderCase("bert-rank", 2, 64, 2, 96, n_types=1, labels=1, eps=1e-5),
     )
 }
@@ -145,7 +181,8 @@ def make(case: EncoderCase) -> dict[str, Any]:
 
     from tests.oracle.make import Double
 
-    config = transformers.BertConfig(
+    kind = "NomicBert" if case.nomic else "Bert"
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=N_VOCAB,
         hidden_size=case.n_embd,
         num_hidden_layers=case.n_layer,
@@ -160,7 +197,7 @@ def make(case: EncoderCase) -> dict[str, Any]:
     weights = {name: torch.from_numpy(value).double() for name, value in case.checkpoint().items()}
     found: dict[str, Any] = {"fingerprint": case.fingerprint(), "texts": []}
     with Double(), torch.no_grad():
-        model = transformers.BertModel(config, add_pooling_layer=False).double().eval()
+        model = getattr(transformers, f"{kind}Model")(config, add_pooling_layer=False).double().eval()
         own = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
         model.load_state_dict(own, strict=True)
         head = RobertaClassificationHead(config).double().eval() if case.labels else None
