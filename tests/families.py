@@ -83,7 +83,7 @@ def quantized(tensors: Tensors, kind: str) -> Tensors:
     block = gguf.GGML_QUANT_SIZES[wanted][0]
     for name, data in tensors.items():
         whole = data.ndim > 1 and data.shape[-1] % block == 0 and name.endswith(".weight")
-        if whole and not any(part in name for part in ("ffn_gate_inp", "conv1d", "_ape")):
+        if whole and not any(part in name for part in ("ffn_gate_inp", "conv1d", "ssm_norm", "_ape")):
             changed[f"{name} {kind}"] = gguf.quants.quantize(data, wanted)
         else:
             changed[name] = data

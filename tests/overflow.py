@@ -17,6 +17,7 @@ from engine.arrays import Batch
 from engine.cache.compressed import CompressedCacheSpec
 from engine.cache.kv import AttentionCacheSpec
 from engine.cache.latent import LatentCacheSpec
+from engine.cache.mamba import MambaCacheSpec
 from engine.cache.recurrent import RecurrentCacheSpec
 from engine.cache.short_conv import ShortConvCacheSpec
 from engine.cache.types import F16, F32, Types, cache_type
@@ -26,6 +27,7 @@ from engine.ops.compressor import Compressor
 from engine.ops.delta_net import DeltaNet
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
+from engine.ops.mamba import Mamba
 from engine.ops.weight import Weight
 from tests.activations import EVERY_ACTIVATION
 from tests.mixtures import on_device, random_experts
@@ -398,6 +400,25 @@ def short_conv(part: int) -> Rows:
     return rows
 
 
+def mamba(which: str) -> Rows:
+    """which: x, gate or step."""
+
+    def rows(device: Device, bad: float | None) -> list[np.ndarray]:
+        n_head, d, n, taps = 2, 16, 32, 3
+        channels, inner = n_head * d + 2 * n, n_head * d
+        u, z = draw(ROWS, channels + n_head), draw(ROWS, inner)
+        u = with_bad(u, bad, {"x": 3, "step": channels}[which]) if which != "gate" else u
+        z = with_bad(z, bad, 3) if which == "gate" else z
+        weights = 1 + draw(channels, taps) / 9, draw(channels), draw(n_head), -1 - draw(n_head) / 9, draw(n_head)
+        net = Mamba(n_head, d, n, 1, taps, *(device.up(weight) for weight in weights))
+        memory = device.memory(MambaCacheSpec(channels, taps, n_head, d, n, 1), 0, F32)
+        batch = replace(rows_from(0, device), sequences=device.up(np.zeros(ROWS, np.int32)))
+        given = device.up(u), device.up(z)
+        return device.run(lambda: device.ops.mamba(net, *given, memory, batch))
+
+    return rows
+
+
 # --- compressed rows -------------------------------------------------------------------------------------------
 
 
@@ -497,6 +518,7 @@ OTHERS = [
     ),
     *(Case(f"latent attention {which}", latents(which, True)) for which in ("q", "q_rope", "c", "k_rope")),
     *(Case(f"delta net, {which}", delta_net(which)) for which in ("value", "alpha", "beta")),
+    *(Case(f"mamba, {which}", mamba(which)) for which in ("x", "gate", "step")),
     *(Case(f"short convolution, {which}", short_conv(part)) for part, which in enumerate("bcx")),
     *(Case(f"rounding to {4 if four else 8} bits", rounding(four)) for four in (False, True)),
     *(

@@ -21,6 +21,7 @@ from engine.cpu.operations.compressed import CompressedOperations
 from engine.cpu.operations.delta_net import DeltaNetOperations
 from engine.cpu.operations.experts import ExpertOperations
 from engine.cpu.operations.latent import LatentOperations
+from engine.cpu.operations.mamba import MambaOperations
 from engine.cpu.operations.short_conv import ShortConvOperations
 from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, pieces_of, repack
@@ -53,6 +54,7 @@ class Backend(
     LatentOperations,
     DeltaNetOperations,
     ShortConvOperations,
+    MambaOperations,
     CompressedOperations,
     ExpertOperations,
     Operations[np.ndarray, np.ndarray, Matrix],

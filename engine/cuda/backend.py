@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 from engine.arrays import Batch, Matrix, Role
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
+from engine.cache.mamba import MambaCache
 from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import SEGMENT, RecurrentCache
 from engine.cache.short_conv import ShortConvCache
@@ -28,6 +29,7 @@ from engine.cuda import (
     delta_net,
     embed,
     glu,
+    mamba,
     mtp,
     observe,
     per_layer,
@@ -64,6 +66,7 @@ from engine.ops.executor import Forward
 from engine.ops.experts import ChosenExperts, Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
+from engine.ops.mamba import Mamba
 from engine.ops.memory import Progress
 from engine.ops.model import AnyModel, Recordable
 from engine.ops.observation import Observation, Observer
@@ -617,6 +620,48 @@ class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, Device
             arguments = (bcx, rows, n, *places, length, memory.inputs)
             self.recorder.launch(short_conv.keep_inputs(batch.mixed), grid, 256, arguments)
         return y
+
+    def mamba(
+        self, net: Mamba[Tensor], u: Tensor, z: Tensor, memory: MambaCache[Tensor], batch: Batch[Tensor]
+    ) -> Tensor:
+        rows, width, mixed, keeps = batch.rows, net.width, batch.mixed, memory.has_room(batch.rows)
+        y, out = self.recorder.empty((rows, width)), self.recorder.empty((rows, net.d_inner))
+        places, sizes = (batch.positions, batch.sequences), (net.n_channels, net.n_head)
+        lengths, rings = (memory.inputs.shape[1], memory.tokens.shape[1]), (memory.inputs, memory.tokens)
+        grid, segments = (-(-width // 256), rows), memory.states.shape[1]
+        arguments: tuple[Argument, ...] = (
+            u,
+            net.conv,
+            net.conv_bias,
+            net.dt,
+            net.a,
+            *sizes,
+            *places,
+            *lengths,
+            *rings,
+            y,
+        )
+        self.recorder.launch(mamba.mamba_conv(net.taps, mixed, keeps), grid, 256, arguments, convolved=y)
+        arguments = (
+            y,
+            z,
+            net.skip,
+            *places,
+            net.d,
+            net.n_head,
+            net.n_group,
+            rows,
+            segments,
+            memory.tokens,
+            memory.states,
+            out,
+        )
+        blocks = mamba.grid(net.d, net.n_head, rows if mixed else 1)
+        self.recorder.launch(mamba.mamba_scan(net.n, mixed), blocks, mamba.THREADS, arguments, result=out)
+        if not keeps:
+            arguments = (u, y, rows, *sizes, *places, *lengths, *rings)
+            self.recorder.launch(mamba.keep_tokens(mixed), grid, 256, arguments)
+        return out
 
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor | Deferred:
         return GatedNormalized(x, weight, gate, eps)

@@ -23,6 +23,8 @@ from engine.models.feed_forward import load_feed_forward, load_mixture
 from engine.models.latent_attention import load_latent_attention
 from engine.models.latent_config import LatentConfig
 from engine.models.loader import Loader
+from engine.models.mamba import load_mamba
+from engine.models.mamba_config import MambaConfig
 from engine.models.mixer import Mixer, Network
 from engine.models.mixer_config import MixerConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
@@ -38,6 +40,7 @@ MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], Mixer]] = {
     LatentConfig: load_latent_attention,
     DeltaNetConfig: load_recurrent,
     ShortConvConfig: load_short_conv,
+    MambaConfig: load_mamba,
     CompressedConfig: load_compressed,
 }
 """The function ``load(loader, blk, config)`` that loads a mixer, for each kind of configuration.  ``blk`` is the prefix of

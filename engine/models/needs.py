@@ -84,8 +84,8 @@ def hidden_ring(max_rows: int, rewind: int) -> Ring:
 
 
 def recurrent_bytes(config: ModelConfig) -> int:
-    """The size in bytes of a segment of all recurrent layers, which is a state and its updates, plus the parts of a snapshot
-    that belong to layers with compressed rows or short convolutions; 0 if there are no such layers."""
+    """The size in bytes of a segment of all recurrent layers, which is a state and its updates or tokens, plus the parts of a
+    snapshot that belong to layers with compressed rows or short convolutions; 0 if there are no such layers."""
     return sum(spec.snapshot_bytes for spec in cache_specs(config, 1))
 
 

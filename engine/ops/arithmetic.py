@@ -11,6 +11,7 @@ from engine.arrays import A, Batch, M, V
 from engine.cache.compressed import Blocks, CompressedCache
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
+from engine.cache.mamba import MambaCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.short_conv import ShortConvCache
 from engine.ops.activation import Activation
@@ -19,6 +20,7 @@ from engine.ops.delta_net import DeltaNet
 from engine.ops.experts import ChosenExperts, Experts
 from engine.ops.heads import Heads
 from engine.ops.latent import Latent
+from engine.ops.mamba import Mamba
 
 
 class Arithmetic(Protocol[A, V, M]):
@@ -158,6 +160,20 @@ class Arithmetic(Protocol[A, V, M]):
         memory: u of the positions before the first row is read from it, and u of the rows is stored in it.
 
         Returns y, float32 [rows, n].
+        """
+
+    def mamba(self, net: Mamba[A], u: A, z: A, memory: MambaCache[A], batch: Batch[A]) -> A:
+        """One step of Mamba-2 per row: the convolution, the recurrence and the gate, without the norm after it.
+
+        For head h of group g, with x, b, c = silu(conv(v)), s = softplus(step + dt) and e = exp(a * s): S_i = (s * x_i) * b_g
+        + e * S_i and y_i = (S_i . c_g + skip * x_i) * silu(z_i).
+
+        u: v and the step of each head, [rows, n_channels + n_head].
+        z: [rows, n_head * d].
+        memory: the inputs of the convolution for earlier positions, the state and the tokens of its segment are read from it,
+            and those of the rows are stored in it.
+
+        Returns y, float32 [rows, n_head * d].
         """
 
     def gated_norm(self, x: A, weight: A, gate: A, eps: float) -> V:

@@ -75,6 +75,9 @@ if "Q2_0" in T.__members__:
 _BEFORE_LOGITS = ("output_norm.weight", "token_embd_norm.weight", "shared_head_norm.weight")
 """How the names of norms before logits end."""
 
+_VECTORS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")
+"""How the names of vectors end that have two dimensions in some files."""
+
 _INTEGERS = {T.I32: 4, T.I64: 8}
 """Bytes of the elements of tables."""
 
@@ -154,6 +157,10 @@ def _prime_above(n: int) -> int:
     while any(n % k == 0 for k in range(3, math.isqrt(n) + 1, 2)):
         n += 2
     return n
+
+
+def _is_vector(name: str, size: tuple[int, ...]) -> bool:
+    return len(size) == 1 or name.endswith(_VECTORS)
 
 
 def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
@@ -351,11 +358,11 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
     kinds: dict[str, T] = {}
     rows: dict[tuple[T, int], int] = {}  # most rows of a matrix, or of experts, of a format and width
     for tensor, size in shape.tensors():
-        kind = T.F32 if len(size) == 1 else tensor_type(shape, quant, tensor, size[-1])
+        kind = T.F32 if _is_vector(tensor, size) else tensor_type(shape, quant, tensor, size[-1])
         if tensor == D2T:
             kind = T.I64
         kinds[tensor] = kind
-        if len(size) > 1 and kind != T.I32:
+        if not _is_vector(tensor, size) and kind != T.I32:
             rows[kind, size[-1]] = max(rows.get((kind, size[-1]), 0), math.prod(size[:-1]))
         row_bytes = FORMATS[kind].row_bytes(size[-1]) if kind in FORMATS else _INTEGERS[kind] * size[-1]
         packed = (*size[:-1], row_bytes)
@@ -391,8 +398,8 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
             if tensor == D2T:
                 file.write((np.arange(size[0], dtype="<i8") * (shape.n_vocab // size[0])).tobytes())
                 continue
-            if len(size) == 1:
-                file.write(_vector(tensor, shape, size[0], seed).astype("<f4").tobytes())
+            if _is_vector(tensor, size):
+                file.write(_vector(tensor, shape, math.prod(size), seed).astype("<f4").tobytes())
                 continue
             bits = _random(seed, tensor)
             kind, columns = kinds[tensor], size[-1]

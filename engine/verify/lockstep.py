@@ -438,6 +438,10 @@ class Lockstep:
             return self._compressed(name, kernel, args, given)
         if name == "remember":
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
+        if name == "mamba":
+            found = {what: self._gpu.ops.download(value) for what, value in values.items() if what == "convolved"}
+            convolved = [Check(what, inner[what], y.reshape(inner[what].shape)) for what, y in found.items()]
+            return [*convolved, *self._kept(name, kernel, args)]
         if "convolved" in values:
             return self._convolved(args, values, inner["convolved"])
         if name in ("delta_net", "keep_rows", "short_conv"):
@@ -636,6 +640,10 @@ class Lockstep:
                 inputs, state, keys, deltas, decays = written
                 parts = {"couple": [keys, decays], "delta_rule": [state, deltas], "keep_rows": [inputs]}
                 written = parts.get(kind, written)
+            elif name == "mamba":
+                inputs, state, tokens = written
+                parts = {"mamba_conv": [inputs, tokens] if theirs.has_room(end - first) else [], "mamba_scan": [state]}
+                written = parts.get(kind, [inputs, tokens])
             elif kind == "short_conv" and not theirs.has_room(end - first):
                 written = []  # another kernel stores them
         return [

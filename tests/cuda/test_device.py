@@ -652,6 +652,8 @@ MODELS = [
     *(("tiny-step35", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-lfm2", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-lfm2moe", quant) for quant in ("Q4_K_M", "Q8_0")),
+    *(("tiny-granitehybrid", quant) for quant in ("Q4_K_M", "F16")),
+    *(("tiny-granitehybrid-moe", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
 ]
 MIXED = (
@@ -663,6 +665,8 @@ MIXED = (
     "tiny-qwen35moe",
     "tiny-lfm2",
     "tiny-lfm2moe",
+    "tiny-granitehybrid",
+    "tiny-granitehybrid-moe",
     "tiny-gemma4",
     "tiny-gemma4-moe",
     "tiny-gemma4-e",
@@ -744,6 +748,8 @@ WIDE = [
     ("tiny-step35", "Q4_K_M", "f16"),
     ("tiny-lfm2", "Q4_K_M", "f16"),
     ("tiny-lfm2moe", "Q8_0", "q8_0"),
+    ("tiny-granitehybrid", "Q4_K_M", "f16"),
+    ("tiny-granitehybrid-moe", "Q8_0", "q8_0"),
 ]
 
 

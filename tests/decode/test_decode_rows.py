@@ -25,6 +25,7 @@ KINDS = {
     "mixture": ("tiny-qwen3moe", ""),
     "latents": ("tiny-deepseek2", ""),
     "convolutions": ("tiny-lfm2", ""),
+    "mamba": ("tiny-granitehybrid", ""),
     "compressed": ("tiny-deepseek4", "tiny-deepseek4-mtp"),
 }
 """Shapes of models and of what drafts for them; the hybrid and the latents have a layer that drafts."""

@@ -24,6 +24,7 @@ KINDS = {
     "mixture": ("tiny-qwen3moe", ""),
     "gemma4": ("tiny-gemma4", "tiny-gemma4-assistant"),
     "convolutions": ("tiny-lfm2", ""),
+    "mamba": ("tiny-granitehybrid", ""),
     "deepseek4": ("tiny-deepseek4", "tiny-deepseek4-mtp"),
 }
 """Shapes of models and of what drafts for them; the hybrid has a layer that drafts."""

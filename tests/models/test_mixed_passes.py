@@ -11,6 +11,7 @@ import engine
 from engine.cache.compressed import CompressedCache
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
+from engine.cache.mamba import MambaCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
 from engine.cache.short_conv import ShortConvCache
@@ -41,6 +42,7 @@ KINDS = {
     "gemma4": Kind("tiny-gemma4-e", "Q4_K_M", "f16", "tiny-gemma4-e-assistant"),
     "latents": Kind("tiny-deepseek2", "Q4_K_M"),
     "convolutions": Kind("tiny-lfm2moe", "Q4_K_M"),
+    "mamba": Kind("tiny-granitehybrid-moe", "Q4_K_M"),
     "deepseek4": Kind("", "Q8_0"),
     "eagle3": Kind("tiny-qwen35moe", "Q4_0", "f16", "tiny-eagle3"),
     "dflash": Kind("tiny-gemma4", "Q4_0", "f16", "tiny-dflash"),
@@ -110,7 +112,7 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
                     rows = blocks.rows.swapaxes(1, 2) if swapped else blocks.rows
                     found.append(in_chunks(rows, blocks.table[slot], 0, n // layer.ratio))
         else:
-            assert isinstance(layer, (RecurrentCache, ShortConvCache))  # in rings
+            assert isinstance(layer, (RecurrentCache, ShortConvCache, MambaCache))  # in rings
     return found
 
 
@@ -140,7 +142,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     one: Any = alone.model
     model: Any = several.model
     assert len(model.sequences) == 3 and (model.drafter is None) is (
-        name in ("dense", "windows", "mixture", "convolutions")
+        name in ("dense", "windows", "mixture", "convolutions", "mamba")
     )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]

@@ -24,6 +24,7 @@ from engine.models.compressed_config import CompressedConfig
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.latent_config import LatentConfig
+from engine.models.mamba_config import MambaConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
 from engine.models.registry import ARCHITECTURES, build, read_config
 from engine.models.rope_config import RopeConfig
@@ -165,6 +166,11 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         assert (mixer.n_k, mixer.n_v) == (text["linear_num_key_heads"], text["linear_num_value_heads"])
         assert mixer.state_size == text["linear_key_head_dim"] and mixer.n_conv == text["linear_conv_kernel_dim"]
         return
+    if isinstance(mixer, MambaConfig):
+        names = ("n_heads", "d_head", "d_state", "n_groups", "d_conv")
+        sizes = mixer.n_head, mixer.d, mixer.n, mixer.n_group, mixer.taps
+        assert kind == "mamba" and sizes == tuple(text[f"mamba_{name}"] for name in names)
+        return
     if isinstance(mixer, ShortConvConfig):
         assert kind == "conv" and (mixer.n, mixer.taps) == (text["hidden_size"], text["conv_L_cache"])
         return
@@ -219,7 +225,9 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
         published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert", "num_shared_experts") or 0
     )
     shared = shared[il] if isinstance(shared, list) else shared
-    assert network.n_ff_shared == (published.first("shared_expert_intermediate_size") or shared * width)
+    assert network.n_ff_shared == (
+        published.first("shared_expert_intermediate_size", "shared_intermediate_size") or shared * width
+    )
     scale = published.first("routed_scaling_factor", "moe_router_scaling_factor")
     assert network.weight_scale == pytest.approx(scale or 1.0)
     if "n_group" in text:
@@ -272,7 +280,9 @@ def test_a_published_model(name: str) -> None:
     published, gguf = Published(CONFIGS[name]["config"]), file_of(name)
     config, text = read_config(gguf), published.text
     assert (config.n_layer, config.n_embd) == (published.n_layer, text["hidden_size"])
-    if "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
+    if published.kind == "granitemoehybrid":
+        assert config.n_ctx_train == 1 << 20  # the conversion of all models with Mamba-2 writes this
+    elif "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
         assert config.n_ctx_train == text["max_position_embeddings"]
     if (eps := published.first("rms_norm_eps", "norm_eps")) is not None:
         assert config.norm_eps == pytest.approx(eps)

@@ -153,7 +153,7 @@ def test_snapshots_keep_to_their_budget() -> None:
     assert len(kept) == 0 and keys[0] not in kept
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2"])
+@pytest.fixture(scope="module", params=["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2", "tiny-granitehybrid"])
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> engine.LLM:
     path = make_model(tmp_path_factory.mktemp("model") / "tiny.gguf", request.param, "Q8_0", seed=3)
     return engine.load(path, n_ctx=256, n_threads=1, draft_max=8)
@@ -354,7 +354,7 @@ def test_ten_turns_read_only_what_is_new(mtp: bool) -> None:
     assert fresh.complete(ids, max_tokens=12, temperature=0.9, seed=9, ignore_eos=True).ids == answer.ids
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2moe"])
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2moe", "tiny-granitehybrid-moe"])
 def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path, shape: str) -> None:
     """More drafts need longer rings, which go round at other positions: the arrays and what follows are the same."""
     path = make_model(tmp_path / "tiny.gguf", shape, "Q8_0", seed=3)

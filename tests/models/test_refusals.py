@@ -76,6 +76,23 @@ CHANGES = {
         "inconsistent.",
         keys={"shortconv.l_cache": 3},
     ),
+    "rows of a state": Change(
+        "granitehybrid", "is 48, and multiples of 32 up to 256 are supported", keys={"ssm.state_size": 48}
+    ),
+    "odd heads": Change(
+        "granitehybrid",
+        "is 3, and an even number that divides the 192 elements is supported",
+        keys={"ssm.time_step_rank": 3},
+    ),
+    "narrow heads": Change(
+        "granitehybrid", "is 192, and heads of a multiple of 16 elements are supported", keys={"ssm.time_step_rank": 16}
+    ),
+    "groups of heads": Change("granitehybrid", "is 2, and one group is supported", keys={"ssm.group_count": 2}),
+    "other channels": Change(
+        "granitehybrid",
+        "tensor blk.0.ssm_in.weight has shape [516, 96] where the metadata requires [452, 96]; the file is inconsistent.",
+        keys={"ssm.state_size": 32},
+    ),
     "attention without heads": Change(
         "smollm3", "is 0, which does not divide the 5 query heads", keys={"attention.head_count_kv": 0}
     ),

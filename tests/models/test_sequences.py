@@ -10,7 +10,7 @@ from engine.decode.evaluate import evaluate
 from engine.synthetic.model import make_model
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2moe"])
+@pytest.mark.parametrize("name", ["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2moe", "tiny-granitehybrid"])
 def test_rows_of_several_sequences(name: str, tmp_path: Path) -> None:
     """Passes over rows of three sequences are the passes of each alone: every logit, and all that is remembered of each."""
     path = make_model(tmp_path / "tiny.gguf", name, "Q8_0", seed=3)

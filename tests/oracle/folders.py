@@ -66,9 +66,15 @@ _STEP35 = {
 
 
 def adapted(case: Case | Family) -> Case | Family:
-    """The model as the converter takes it: a Gemma 3 whose sixth layers are global, a Hunyuan with a context of 32 768."""
+    """The model as the converter takes it: a Gemma 3 whose sixth layers are global, a Hunyuan with a context of 32 768, a
+    Granite with Mamba-2 whose number of tokens is a multiple of 8."""
     if isinstance(case, Case):
         return dataclasses.replace(case, pattern=6) if case.architecture == "gemma3" else case
+    if case.model == "GraniteMoeHybrid":
+        name, rows = "model.embed_tokens.weight", -(-case.config["vocab_size"] // 8) * 8
+        weights = {**case.weights, name: (rows, case.weights[name][1])}
+        metadata = {**case.metadata, "vocab_size": rows}
+        return dataclasses.replace(case, config={**case.config, "vocab_size": rows}, weights=weights, metadata=metadata)
     if case.config.get("rope_parameters", {}).get("rope_type") == "dynamic":
         return dataclasses.replace(case, config={**case.config, "max_position_embeddings": 32768})
     return case
@@ -186,6 +192,10 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
     if case.model == "Glm4MoeLite":
         # ``transformers`` writes which layers are dense by another name.
         _change(path, first_k_dense_replace=1)
+    if case.model == "GraniteMoeHybrid":
+        # ``transformers`` writes the kinds of layers in other words.
+        kinds = ["mamba" if kind == "linear_attention" else "attention" for kind in case.config["layer_types"]]
+        _change(path, layer_types=kinds, layers_block_type=None)
     if case.architecture in ("glm4moe", "deepseek2"):
         _change(path, num_nextn_predict_layers=case.n_mtp, num_mtp_layers=None)
     if case.architecture == "deepseek4":

@@ -1,4 +1,4 @@
-"""Granite 3 and 4 without recurrent layers, dense and as a mixture: Llama with four factors.
+"""Granite 3 and 4, dense and as a mixture: Llama with four factors; in granitehybrid, most layers are Mamba-2.
 
 Layer (llama.cpp, ``src/models/granite.cpp``)::
 
@@ -6,12 +6,16 @@ Layer (llama.cpp, ``src/models/granite.cpp``)::
     a = rms_norm(x, attn_norm)
     q, k, v = rope(a Wq), rope(a Wk), a Wv                       no rotation if the file says so
     x = x + residual_scale * attention(q, k, v) Wo               scores are multiplied by attention.scale
+    x = x + residual_scale * mamba(a)                            layers of granitehybrid without heads of keys
     x = x + residual_scale * swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(x, ffn_norm); in granitemoe, experts(b)
     logits = rms_norm(x, output_norm) Whead / logit_scale        after the last layer
+
+The formula of Mamba-2 is in ``engine/models/mamba.py``.
 """
 
 from engine.models.architecture import Architecture
 from engine.models.config import LayerConfig, ModelConfig
+from engine.models.mamba_config import read_mamba
 from engine.models.metadata import Metadata
 
 
@@ -21,12 +25,15 @@ def read(m: Metadata) -> ModelConfig:
     scale = m.number("attention.scale", 0.0) or 1.0 / m.d_k**0.5
     n_ff_shared = m.integer("expert_shared_feed_forward_length", 0, 0)
 
+    hybrid = m.architecture == "granitehybrid"
+    n_head_kv = m.counts("attention.head_count_kv", None if hybrid else 1, 0)
+
     def layer(il: int) -> LayerConfig:
-        attention = m.attention(il, rope, scale=scale)
+        mixer = read_mamba(m) if hybrid and not n_head_kv[il] else m.attention(il, rope, scale=scale)
         if not m.mixture:
-            return LayerConfig(attention, m.dense(il))
+            return LayerConfig(mixer, m.dense(il))
         n_ff = m.counts("feed_forward_length")[il]
-        return LayerConfig(attention, m.experts(n_ff=n_ff, n_ff_shared=n_ff_shared, shared_gated=False))
+        return LayerConfig(mixer, m.experts(n_ff=n_ff, n_ff_shared=n_ff_shared, shared_gated=False))
 
     return m.model(
         layer,
@@ -39,4 +46,5 @@ def read(m: Metadata) -> ModelConfig:
 ARCHITECTURES = (
     Architecture("granite", "Granite 3 and 4, dense", read, "transformers GraniteForCausalLM"),
     Architecture("granitemoe", "Granite 3 mixtures", read, "transformers GraniteMoeForCausalLM"),
+    Architecture("granitehybrid", "Granite 4 H, dense and mixtures", read, "transformers GraniteMoeHybridForCausalLM"),
 )

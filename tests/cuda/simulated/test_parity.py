@@ -26,6 +26,7 @@ from engine.models.network_config import ExpertsConfig
 from engine.synthetic.convolutions import Lfm2Shape
 from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.latents import LatentShape
+from engine.synthetic.mamba import GraniteHybridShape
 from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -79,6 +80,7 @@ SHAPES = {
         n_mtp=1,
     ),
     "lfm2": Lfm2Shape(*("lfm2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
+    "granitehybrid": GraniteHybridShape(*("granitehybrid", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
 }
 
 
@@ -138,6 +140,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("gpt-oss", "F16", "f16", [2]),
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
             ("lfm2", "Q8_0", "f16", [1, 2]),
+            ("granitehybrid", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),
@@ -170,6 +173,10 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         return
     if architecture == "lfm2":
         assert {check.what for site, check in noted if site.operation == "short_conv"} == {"result", "kept inputs"}
+        return
+    if architecture == "granitehybrid":
+        found = {check.what for site, check in noted if site.operation == "mamba"}
+        assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
         return
     if architecture == "gpt-oss":
         # A product of a float format does not add the bias itself.

@@ -61,6 +61,8 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("deepseek4", {"n_gpu_layers": 2, "override_tensor": "attn=cpu"}),
         ("lfm2", {"n_gpu_layers": 1}),
         ("lfm2", {"override_tensor": "attn=cpu,shortconv=gpu,ffn=cpu"}),
+        ("granitehybrid", {"n_gpu_layers": 1}),
+        ("granitehybrid", {"override_tensor": "attn=cpu,ssm=gpu,ffn=cpu"}),
     ],
 )
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -146,6 +148,7 @@ def test_memory_that_is_shorter_than_reported(tmp_path: Path, monkeypatch: pytes
         ("gemma3", "Q5_1", {"n_gpu_layers": 1}),
         ("qwen35moe", "Q4_0", {"override_tensor": r"blk\.[01]\.=cpu"}),
         ("lfm2", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
+        ("granitehybrid", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
     ],
 )
 def test_prompts_with_weights_that_are_copied(

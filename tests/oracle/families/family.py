@@ -108,7 +108,7 @@ class Family:
             for old, value in self._converted(part, weight).items():
                 stem, dot, kind = old.rpartition(".")
                 stem, kind = (stem, kind) if dot and kind in ("weight", "bias") else (old, "weight")
-                out[block + (old if old == "ssm_a" else f"{names[stem]}.{kind}")] = value
+                out[block + (old if old in ("ssm_a", "ssm_d") else f"{names[stem]}.{kind}")] = value
         return out
 
     def _converted(self, part: str, weight: np.ndarray) -> Weights:
