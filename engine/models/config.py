@@ -37,14 +37,22 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class StreamsConfig:
-    """Hyper-connections: the residual stream consists of several streams, which are mixed around each mixer and network.
+    """A residual stream of several vectors.
 
-    count: the number of streams.
+    count: the number of vectors of n_embd elements that one part of a layer passes to the next.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
+class HyperConfig(StreamsConfig):
+    """Hyper-connections: streams that are mixed around each mixer and network.
+
     rounds: the number of times that the mixing matrix is normalized.
     epsilon: a number that is added to the elements and the sums of the mixing matrix.
     """
 
-    count: int
     rounds: int
     epsilon: float
 
@@ -70,7 +78,7 @@ class ModelConfig:
     n_positions: the number of positions that have an embedding, which is added to that of the token; 0: there are none.
     n_per_layer: the width of per-layer embeddings; 0: there are none.
     n_embd_out: for an assistant, the width of the residual stream of its target.
-    streams: hyper-connections, or None.
+    streams: the streams of a residual stream that consists of several; None: it is one vector.
     pooling: how the outputs of a text become one vector or score (``engine/models/pooling.py``); "": the file does not say.
     causal: whether a token attends to earlier tokens only, so that the model can generate text.
     n_token_types: the number of vectors for types of tokens, of which the first one is used; 0: there are none.

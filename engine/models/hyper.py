@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.arrays import Array
-from engine.models.config import StreamsConfig
+from engine.models.config import HyperConfig
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.ops.operations import Ops
@@ -25,7 +25,7 @@ class HyperConnection:
     scale: Array
     base: Array
     ones: Array
-    config: StreamsConfig
+    config: HyperConfig
     norm_eps: float
 
     def weights(self, ops: Ops, x: Array) -> Array:
@@ -40,7 +40,7 @@ def load_hyper_connection(loader: Loader, name: str, last: bool = False) -> Hype
     last: whether the hyper-connection is the one before the output.
     """
     c = loader.config
-    assert c.streams is not None
+    assert isinstance(c.streams, HyperConfig)
     n = c.streams.count
     rows = n if last else n * (n + 2)
     return HyperConnection(

@@ -30,7 +30,7 @@ from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.compressed import Compressed, load_compressed
 from engine.models.compressed_config import CompressedConfig, IndexerConfig
-from engine.models.config import LayerConfig, ModelConfig, StreamsConfig
+from engine.models.config import HyperConfig, LayerConfig, ModelConfig
 from engine.models.feed_forward import load_experts
 from engine.models.hyper import HyperConnection, load_hyper_connection
 from engine.models.loader import Loader
@@ -61,7 +61,7 @@ def read(m: Metadata) -> ModelConfig:
     n_group = m.integer("attention.output_group_count", most=4096)
     if n_head % n_group:
         m.refuse("attention.output_group_count", f"is {n_group}, which does not divide the {n_head} heads")
-    streams = StreamsConfig(
+    streams = HyperConfig(
         m.integer("hyper_connection.count", most=64),
         m.integer("hyper_connection.sinkhorn_iterations", most=1000),
         m.number("hyper_connection.epsilon", None, 0.0, 1.0),

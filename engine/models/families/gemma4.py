@@ -223,17 +223,10 @@ class Gemma4Loader(Loader):
         return ops.rms_norm_add(h, own, p.post_norm, eps, layer.scale)
 
 
-class Gemma4(Gemma4Loader, Model):
-    """A model with the architecture gemma4, for text only."""
+class GemmaModel(Gemma4Loader, Model):
+    """What models with the architectures gemma3n and gemma4 share: attention, and per-layer embeddings."""
 
-    layers: list[Gemma4Layer]
     loader_type = Gemma4Loader
-
-    def load_layer(self, il: int) -> Gemma4Layer:
-        """The weights of layer ``il``."""
-        mixers, networks = self.loader(self.placement.mixers[il]), self.loader(self.placement.networks[il])
-        assert isinstance(mixers, Gemma4Loader) and isinstance(networks, Gemma4Loader)
-        return Gemma4Layer(mixers.load_mixer(il), networks.load_network(il))
 
     def load_rest(self) -> None:
         """Load the weights of per-layer embeddings."""
@@ -246,7 +239,10 @@ class Gemma4(Gemma4Loader, Model):
             self.per_layer_proj_norm = first.vector("per_layer_proj_norm.weight", c.n_per_layer)
 
     def begin(self, batch: Batch[Array], x: Array) -> Batch[Array]:
-        """The batch, extended by the per-layer embeddings of its tokens if the model has them."""
+        """The batch, extended by the per-layer embeddings of its tokens if the model has them.
+
+        x: the embeddings of the tokens, float32 [rows, n_embd].
+        """
         c, ops = self.config, self.placement.first
         if not c.n_per_layer:
             return batch
@@ -255,19 +251,38 @@ class Gemma4(Gemma4Loader, Model):
         scale = float(np.float32(1.0 / np.sqrt(c.n_embd)))
         return replace(batch, per_layer=ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps))
 
-    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute the attention of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
-        c, layer = self.config, self.layer(ops, il, False).mixer
+    def attend(self, ops: Ops, il: int, layer: Gemma4Mixer, a: Value, batch: Batch[Array]) -> Value:
+        """Compute the attention of layer ``il`` for its normalized input a, float32 [rows, n_embd].
+
+        layer: its weights.
+
+        Returns float32 [rows, n_head * d_v], before the output projection.
+        """
         memory, table = self.memory(il, ops), layer.table
-        a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
             q = layer.attn_q.apply(ops, a)
-            o = ops.attend_past(layer.heads, q, memory, batch, memory.places(batch), table, memory.window)
-        else:
-            given = [layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else [])]
-            q, k, *v = products(ops, a, given)
-            o = ops.attention(layer.heads, q, k, v[0] if v else k, memory, batch, table)
-        return self.add_attention(ops, layer, x, o)
+            return ops.attend_past(layer.heads, q, memory, batch, memory.places(batch), table, memory.window)
+        given = [layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else [])]
+        q, k, *v = products(ops, a, given)
+        return ops.attention(layer.heads, q, k, v[0] if v else k, memory, batch, table)
+
+
+class Gemma4(GemmaModel):
+    """A model with the architecture gemma4, for text only."""
+
+    layers: list[Gemma4Layer]
+
+    def load_layer(self, il: int) -> Gemma4Layer:
+        """The weights of layer ``il``."""
+        mixers, networks = self.loader(self.placement.mixers[il]), self.loader(self.placement.networks[il])
+        assert isinstance(mixers, Gemma4Loader) and isinstance(networks, Gemma4Loader)
+        return Gemma4Layer(mixers.load_mixer(il), networks.load_network(il))
+
+    def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
+        """Compute the attention of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
+        layer = self.layer(ops, il, False).mixer
+        a = ops.rms_norm(x, layer.attn_norm, self.config.norm_eps)
+        return self.add_attention(ops, layer, x, self.attend(ops, il, layer, a, batch))
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """What follows the attention of a layer: residual stream in, residual stream out, float32 [rows, n_embd]."""

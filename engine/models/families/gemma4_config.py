@@ -31,7 +31,7 @@ def read(m: Metadata) -> ModelConfig:
     for n in heads_kv:
         if heads[0] % n:
             m.refuse("attention.head_count_kv", f"is {n}, which does not divide the {heads[0]} query heads")
-    sources = _sources(m, slides)
+    sources = sources_of(m, slides)
     rope = m.rope(d)
     n_rot = m.integer("rope.dimension_count_swa", min(rope.n_rot, d_sliding), 2, MAX_HEAD)
     if n_rot > d_sliding or n_rot % 2:
@@ -75,7 +75,7 @@ def _width(m: Metadata, kind: str, default: int) -> int:
     return d
 
 
-def _sources(m: Metadata, slides: list[bool]) -> list[int | None]:
+def sources_of(m: Metadata, slides: list[bool]) -> list[int | None]:
     """For each layer, the index of the layer whose keys and values it reads; None: it has its own.
 
     The last layers may read those of the last layer of the same kind that has its own.  The layers of an assistant read those
