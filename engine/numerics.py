@@ -73,6 +73,7 @@ def float_to_half(typingctx, x):
 # --- what has overflowed ---------------------------------------------------------------------------------------
 
 _NOTHING = f32(0.0)
+_LEAST_SQUARE = f32(1e-5)
 
 
 @njit(cache=True, error_model="numpy")
@@ -91,6 +92,22 @@ def finite(x):
 def inverse_root(total, n, eps):
     """1 / sqrt(total / n + eps), the factor of a row with this sum of squares; NaN, not 0, where the sum has overflowed."""
     return unless_overflow(total, f32(1.0) / f32(math.sqrt(f32(total / n + eps))))
+
+
+@njit(cache=True, error_model="numpy")
+def magnitude_ratio(wanted, own, n):
+    """The factor that gives n numbers with the sum of squares ``own`` the root mean square of numbers with the sum of squares
+    ``wanted``; a mean square below 1e-5 counts as 1e-5.  NaN, not 0, where ``own`` has overflowed."""
+    mean = own / n
+    mean = mean if mean > _LEAST_SQUARE else _LEAST_SQUARE
+    return unless_overflow(own, f32(math.sqrt(f32(wanted / n))) / f32(math.sqrt(mean)))
+
+
+@njit(cache=True, error_model="numpy")
+def gaussian_cutoff(mean, squares, n, multiplier):
+    """The mean of n numbers plus ``multiplier`` standard deviations; squares: the sum of the squares of their distances from
+    the mean."""
+    return fma(f32(math.sqrt(f32(squares / n))), multiplier, mean)
 
 
 HALF_END = f32(65520.0)

@@ -42,6 +42,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
         {
             "engine/numerics.py": ("tests/test_numerics.py", "tests/decode/test_sampler.py"),
             "engine/cpu/accept.py": ("tests/speculative/test_accept.py",),
+            "engine/cpu/altup.py": ("tests/cpu/test_altup.py", "tests/cpu/test_bounds.py -k alternating"),
             "engine/cpu/attention.py": (
                 "tests/cpu/test_attention.py",
                 "tests/cpu/test_quantized_cache.py",
@@ -106,6 +107,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/models/test_oracle.py",
                 "tests/cpu/test_bounds.py -k operations",
             ),
+            "engine/cpu/sparsify.py": ("tests/cpu/test_altup.py", "tests/cpu/test_bounds.py -k alternating"),
             "engine/cpu/xtc.py": ("tests/decode/test_xtc.py",),
         },
     ),
@@ -114,6 +116,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
         {
             "engine/cuda/accept.py": ("tests/cuda/simulated/test_accept.py",),
             "engine/cuda/add.py": ("tests/cuda/simulated/test_operations.py -k sums",),
+            "engine/cuda/altup.py": ("tests/cuda/simulated/test_altup.py",),
             "engine/cuda/attention/attend.py": ("tests/cuda/simulated/test_attention.py",),
             "engine/cuda/products/chain.py": (
                 "tests/cuda/simulated/test_operations.py -k matmul",
@@ -169,6 +172,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cuda/mamba.py": ("tests/cuda/simulated/test_mamba.py",),
             "engine/cuda/short_conv.py": ("tests/cuda/simulated/test_short_conv.py",),
             "engine/cuda/softcap.py": ("tests/cuda/simulated/test_operations.py -k softcap",),
+            "engine/cuda/sparsify.py": ("tests/cuda/simulated/test_altup.py",),
             "engine/cuda/attention/tile.py": ("tests/cuda/simulated/test_tiled_attention.py",),
             "engine/cuda/attention/tiled.py": (
                 "tests/cuda/simulated/test_tiled_attention.py",

@@ -267,6 +267,34 @@ def streams(device: Device, bad: float | None) -> list[np.ndarray]:
     return device.run(lambda: device.ops.stream_weights(m, scale, base, 1e-3, 3))
 
 
+def altup(operation: str, which: str, n: int = 40) -> Rows:
+    """which: the argument with the bad number."""
+
+    def rows(device: Device, bad: float | None) -> list[np.ndarray]:
+        sizes = {"x": 5 * n, "p": 5 * n, "a": 3 * n, "m": 4, "y": n, "first": n}
+        if operation == "altup_enter":
+            sizes["x"] = n
+        of = {name: draw(ROWS, size, seed=i) for i, (name, size) in enumerate(sizes.items())}
+        of[which] = with_bad(of[which], bad, 3)
+        of |= {"predict": draw(16, 4), "correct": draw(4, 4), "scale": draw(n)}
+        names = {
+            "altup_enter": ("x", "a"),
+            "altup_predict": ("x", "m", "predict"),
+            "altup_active": ("p", "y", "m", "correct", "scale"),
+            "altup_correct": ("p", "y", "m", "correct", "first"),
+            "altup_leave": ("x", "a"),
+        }[operation]
+        given = [device.up(of[name]) for name in names]
+        return device.run(lambda: getattr(device.ops, operation)(*given))
+
+    return rows
+
+
+def sparse_gates(device: Device, bad: float | None) -> list[np.ndarray]:
+    x = device.up(with_bad(draw(ROWS, 300), bad))
+    return device.run(lambda: device.ops.sparsify(x, 1.5))
+
+
 # --- mixtures --------------------------------------------------------------------------------------------------
 
 
@@ -482,6 +510,12 @@ NORMS = [
     Case("rms_norm_add, rms_norm and a product", added_norm_of_a_product, SQUARES),
     Case("per_layer_inputs", per_layer, SQUARES),
     Case("gated_norm", gated_norm, SQUARES),
+    Case("sparsify", sparse_gates, SQUARES),
+    *(
+        Case(f"{name}, {which}", altup(name, which), SQUARES)
+        for name in ("altup_enter", "altup_leave")
+        for which in "xa"
+    ),
     Case("rotate_tail", norm_of_a_tail, SQUARES),
     Case("mtp_input", mtp_input, SQUARES),
     *(Case(f"attention, norm of {which}", attention("f16 f16", which, True), SQUARES) for which in ("q", "k", "v")),
@@ -500,6 +534,9 @@ OTHERS = [
     ),
     Case("softcap", softcap),
     Case("stream_weights", streams),
+    *(Case(f"altup_predict, {which}", altup("altup_predict", which)) for which in "xm"),
+    *(Case(f"altup_active, {which}", altup("altup_active", which)) for which in "pym"),
+    *(Case(f"altup_correct, {which}", altup("altup_correct", which)) for which in ("p", "y", "m", "first")),
     *(
         Case(f"experts {name}, {'router' if r else 'x'}", mixture(r, **law))
         for name, law in LAWS.items()

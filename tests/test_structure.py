@@ -187,7 +187,7 @@ def test_only_compiled_functions_have_no_types() -> None:
 
 OUTSIDE_THE_CORE = ("engine.cli", "engine.serving", "engine.tools")
 
-MIRRORED = {"Backend", "CompressedOperations", "Plan", "Plans", "Pool", "Recorder", "Unpack"}
+MIRRORED = {"AltUpOperations", "Backend", "CompressedOperations", "Plan", "Plans", "Pool", "Recorder", "Unpack"}
 """Names that a class of the CPU and its counterpart of the GPU share.  No other two classes of the core have one name."""
 
 

@@ -16,6 +16,7 @@ from engine.cache.pages import PagedMemory
 from engine.checks import described
 from engine.compile.jobs import Job
 from engine.cpu import bandwidth, mapping
+from engine.cpu.operations.altup import AltUpOperations
 from engine.cpu.operations.attention import AttentionOperations
 from engine.cpu.operations.compressed import CompressedOperations
 from engine.cpu.operations.delta_net import DeltaNetOperations
@@ -56,6 +57,7 @@ class Backend(
     ShortConvOperations,
     MambaOperations,
     CompressedOperations,
+    AltUpOperations,
     ExpertOperations,
     Operations[np.ndarray, np.ndarray, Matrix],
 ):

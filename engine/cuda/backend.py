@@ -39,6 +39,7 @@ from engine.cuda import (
     taps,
     wide_delta_net,
 )
+from engine.cuda.altup_operations import AltUpOperations
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
@@ -87,7 +88,7 @@ FEW_ROWS = 128
 are used or not."""
 
 
-class Backend(CompressedOperations, Operations[Tensor, Tensor | Deferred, DeviceWeight]):
+class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor | Deferred, DeviceWeight]):
     """Operations on one GPU."""
 
     name = "cuda"

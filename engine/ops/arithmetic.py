@@ -263,6 +263,61 @@ class Arithmetic(Protocol[A, V, M]):
         Returns float32 [rows, 4 n].
         """
 
+    def columns(self, x: A, begin: int, n: int) -> A:
+        """n columns of x [rows, width] from column ``begin`` on.  Returns a new array, float32 [rows, n]."""
+
+    def altup_enter(self, x: A, a: A) -> A:
+        """The streams of alternating updates (Baykal et al. 2023) before the first layer.
+
+        The first one is x.  The other three are a, each scaled so that its root mean square is that of x.
+
+        x: [rows, n].
+        a: [rows, 3 n].
+
+        Returns float32 [rows, 5 n]: the streams, then n zeros.
+        """
+
+    def altup_predict(self, x: A, m: A, coef: A) -> A:
+        """The streams that are predicted before a layer: p_d = x_d + sum_s C_ds x_s, with C = coef tanh(m).
+
+        x: [rows, 5 n], the streams in the form of :meth:`altup_enter`.
+        m: [rows, 4].
+        coef: [16, 4]; row 4 d + s is that of C_ds.
+
+        Returns float32 [rows, 5 n].
+        """
+
+    def altup_active(self, p: A, y: A, m: A, coef: A, scale: A) -> A:
+        """The first stream of :meth:`altup_correct`, multiplied by ``scale`` [n].  Returns float32 [rows, n]."""
+
+    def altup_correct(self, p: A, y: A, m: A, coef: A, first: A) -> A:
+        """The streams after a layer: p_d + (1 + c_d) (y - p_0), with c = coef tanh(m), and + first for d > 0.
+
+        p: [rows, 5 n], the predicted streams.
+        y: [rows, n], the result of the layer.
+        m: [rows, 4].
+        coef: [4, 4].
+        first: [rows, n].
+
+        Returns float32 [rows, 5 n].
+        """
+
+    def altup_leave(self, x: A, a: A) -> A:
+        """The mean of four vectors: the first stream of x, and a, each scaled so that its root mean square is that of this
+        stream.
+
+        x: [rows, 5 n].
+        a: [rows, 3 n].
+
+        Returns float32 [rows, n].
+        """
+
+    def sparsify(self, x: A, multiplier: float) -> A:
+        """max(x - (mean + multiplier * deviation), 0), with the mean and the standard deviation of each row: x [rows, n].
+
+        Returns a new array, float32 [rows, n].
+        """
+
     def rotate_tail(
         self,
         x: A,

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 TESTS = {
+    "alternating updates": "tests/cpu/test_altup.py -k 'float64 or columns'",
     "attention": "tests/cpu/test_attention.py::test_against_float64",
     "compressed": "tests/cpu/test_compressed.py::test_attention_against_float64",
     "experts": "tests/cpu/test_experts.py -k 'join or group or scales'",

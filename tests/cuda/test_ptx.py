@@ -213,6 +213,11 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "mamba_conv": [(4, False, True), (4, True, True), (3, False, False)],
     "mamba_scan": [(128, False), (128, True), (256, False), (32, True)],
     "short_conv": [(3, False, True), (4, True, True), (3, False, False)],
+    "altup_active": [()],
+    "altup_correct": [()],
+    "altup_enter": [()],
+    "altup_leave": [()],
+    "altup_predict": [()],
     "append": [(True, False), (False, True)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
@@ -262,6 +267,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "beside": [()],
     "choose": [(1024,)],
     "collapse": [()],
+    "columns": [()],
     "combine": [
         *(geometry.combine.constants for geometry in (*_ATTENTION[1:6], _ATTENTION[7])),
         (512, True, False, 32),
@@ -419,6 +425,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "scale": [()],
     "score": [(64, 128, True, False), (7, 48, False, True)],
     "softcap": [()],
+    "sparsify": [()],
     "sort_pairs": [()],
     "stream_weights": [()],
 }
