@@ -20,7 +20,10 @@ from engine.ops.operations import Ops
 EMBEDDING, POSITIONS, PER_LAYER = "token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight"
 """The tables of embeddings."""
 
-OUTPUT = ("output.weight", "output_norm.", "token_embd_norm.", "output_hc_")
+INPUT = ("per_layer_", "altup_proj.")
+"""What the names of other tensors begin with that are used before the first layer."""
+
+OUTPUT = ("output.weight", "output_norm.", "token_embd_norm.", "output_hc_", "altup_unembd_proj.weight")
 """What the names of tensors of the output begin with."""
 
 NETWORK = (
@@ -33,6 +36,7 @@ NETWORK = (
     "inp_gate.",
     "proj.",
     "post_norm.",
+    "altup_correct_",
 )
 """What the names of tensors of networks begin with, after that of the layer."""
 
@@ -131,7 +135,7 @@ def tensors_of(config: ModelConfig, gguf: GGUF, placement: Placement) -> dict[Op
             found[places[part]].append(tensor)
             if part in routed and "_exps." not in name:
                 found[placement.accelerator].append(tensor)
-        elif name in (EMBEDDING, POSITIONS) or name.startswith("per_layer_"):
+        elif name in (EMBEDDING, POSITIONS) or name.startswith(INPUT):
             found[placement.first].append(tensor)
         else:
             found[placement.last].append(tensor)

@@ -21,12 +21,14 @@ class FeedForward(Network):
 
     gate, up: [n_ff, n_embd].  gate is None if the activation has no gate.
     down: [n_embd, n_ff].
+    sparsity: that of :class:`DenseConfig`.
     """
 
     gate: Linear | None
     up: Linear
     down: Linear
     activation: Activation
+    sparsity: float | None = None
 
     def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
         """Add the result for the normalized rows b to the residual stream x: float32 [rows, n_embd]."""
@@ -37,6 +39,8 @@ class FeedForward(Network):
         if self.gate is None:
             return ops.activate(self.activation, None, self.up.apply(ops, x))
         gate, up = products(ops, x, [self.gate, self.up])
+        if self.sparsity is not None:
+            gate = ops.sparsify(gate, self.sparsity)
         return ops.activate(self.activation, gate, up)
 
 
@@ -63,7 +67,8 @@ def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForw
         gate, up = loader.linears(blk, ("ffn_gate", "ffn_up"), "" if separate else fused, (n_ff, n_ff), n_embd)
     else:
         up = loader.linear(blk + "ffn_up", n_ff, n_embd)
-    return FeedForward(gate, up, loader.linear(blk + "ffn_down", n_embd, n_ff), config.activation)
+    down = loader.linear(blk + "ffn_down", n_embd, n_ff)
+    return FeedForward(gate, up, down, config.activation, config.sparsity)
 
 
 def load_mixture(loader: Loader, blk: str, config: ExpertsConfig) -> Mixture:

@@ -36,7 +36,6 @@ NEAREST = {
     "falcon-h1": "granitehybrid",
     "gemma": "gemma2",
     "gemma-embedding": "gemma3",
-    "gemma3n": "gemma4",
     "glm-dsa": "deepseek2",
     "gptj": "llama",
     "gptneox": "llama",

@@ -35,10 +35,15 @@ class NetworkConfig(ABC):
 
 @dataclass(frozen=True)
 class DenseConfig(NetworkConfig):
-    """A dense network of width n_ff, which every row uses."""
+    """A dense network of width n_ff, which every row uses.
+
+    sparsity: the number of standard deviations above the mean of a row's gates below which gates are 0; None: they are used
+        as they are.
+    """
 
     n_ff: int
     activation: Activation = SWIGLU
+    sparsity: float | None = None
 
     def row_elements(self, n_embd: int) -> int:
         """An estimate of the number of elements per row of gate and up."""

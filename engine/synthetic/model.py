@@ -188,10 +188,12 @@ def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
     if name.endswith("exps.scale"):
         return _between(bits, n, 0.5, 2.0)
     centre = 3.0 if name.endswith(_BEFORE_LOGITS) else 1.0  # before logits
-    if shape.gemma4 and name.endswith("attn_q_norm.weight"):
+    if shape.is_unscaled and name.endswith("attn_q_norm.weight"):
         centre = n**-0.5  # scores have no other scale
     elif name.endswith("ffn_gate_inp.scale"):
         centre = n**0.5  # of a router's input, whose elements have the variance 1 / n
+    elif name.endswith("altup_router_norm.weight"):
+        centre = n  # of the same, which is divided by n
     return np.float32(centre) * (1 + _uniform(bits, n) * np.float32(0.1))
 
 
@@ -409,7 +411,7 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
                 continue
             width = FORMATS[kind].block_bytes
             # A row of this table is one vector for each layer, and each is scaled up by the root of its length.
-            per_layer = shape.gemma4.n_per_layer if shape.gemma4 and tensor == "per_layer_token_embd.weight" else 0
+            per_layer = shape.per_layer if tensor == "per_layer_token_embd.weight" else 0
             if (kind, columns, per_layer) not in buffers:
                 # A prime number of blocks, no fewer than rows: every row of a tensor starts at another block.
                 n = _prime_above(max(rows[kind, columns], _BUFFER // width, columns))

@@ -113,6 +113,16 @@ class Shape:
         return self.gemma4.owns_values(self.n_layer) if self.gemma4 else [True] * self.n_block
 
     @property
+    def per_layer(self) -> int:
+        """The width of per-layer embeddings; 0: there are none."""
+        return self.gemma4.n_per_layer if self.gemma4 else 0
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether scores have no other scale than that of queries."""
+        return self.gemma4 is not None
+
+    @property
     def value_dim(self) -> int:
         """The length of a value."""
         return self.head_dim

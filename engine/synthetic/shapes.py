@@ -12,6 +12,7 @@ from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
+from engine.synthetic.altup import ALTUPS
 from engine.synthetic.convolutions import CONVOLUTIONS
 from engine.synthetic.deepseek4 import DEEPSEEK4
 from engine.synthetic.dflash import DFLASHES
@@ -126,7 +127,7 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | MAMBAS | DEEPSEEK4 | EAGLE3S | DFLASHES
+    return _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | MAMBAS | ALTUPS | DEEPSEEK4 | EAGLE3S | DFLASHES
 
 
 def parse_shape(text: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ KINDS = {
     "gemma4": ("tiny-gemma4", "tiny-gemma4-assistant"),
     "convolutions": ("tiny-lfm2", ""),
     "mamba": ("tiny-granitehybrid", ""),
+    "gemma3n": ("tiny-gemma3n", ""),
     "deepseek4": ("tiny-deepseek4", "tiny-deepseek4-mtp"),
 }
 """Shapes of models and of what drafts for them; the hybrid has a layer that drafts."""

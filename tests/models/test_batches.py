@@ -23,7 +23,7 @@ SIZES = (1, 16, 17, 100, 0, 512)
 """0 is the device's default."""
 
 QUANTS = {"tiny-llama": "Q4_K_M", "tiny-gemma3": "Q8_0", "tiny-qwen35": "Q4_K_M", "tiny-gemma4-e": "Q4_0"}
-QUANTS |= {"tiny-lfm2": "Q4_K_M", "tiny-granitehybrid": "Q4_0"}
+QUANTS |= {"tiny-lfm2": "Q4_K_M", "tiny-granitehybrid": "Q4_0", "tiny-gemma3n": "Q4_0"}
 
 
 @pytest.fixture(scope="module", params=QUANTS)

@@ -40,6 +40,7 @@ KINDS = {
     "mixture": Kind("tiny-qwen3moe", "Q4_K_M", "f32"),
     "hybrid mixture": Kind("tiny-qwen35moe", "Q4_0"),
     "gemma4": Kind("tiny-gemma4-e", "Q4_K_M", "f16", "tiny-gemma4-e-assistant"),
+    "gemma3n": Kind("tiny-gemma3n", "Q4_K_M"),
     "latents": Kind("tiny-deepseek2", "Q4_K_M"),
     "convolutions": Kind("tiny-lfm2moe", "Q4_K_M"),
     "mamba": Kind("tiny-granitehybrid-moe", "Q4_K_M"),
@@ -142,7 +143,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     one: Any = alone.model
     model: Any = several.model
     assert len(model.sequences) == 3 and (model.drafter is None) is (
-        name in ("dense", "windows", "mixture", "convolutions", "mamba")
+        name in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba")
     )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]

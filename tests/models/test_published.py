@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -211,10 +212,14 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
     if not count or il < dense:
         assert isinstance(network, DenseConfig)
         doubled = text.get("use_double_wide_mlp") and il >= published.n_layer - text["num_kv_shared_layers"]
-        width = text["intermediate_size"] * (2 if doubled else 1)
+        width = text["intermediate_size"]
+        width = width[il] if isinstance(width, list) else width * (2 if doubled else 1)
         if text.get("block_auto_adjust_ff_dim"):
             width = -(-2 * width // 3 // text["block_multiple_of"]) * text["block_multiple_of"]
         assert network.n_ff == width
+        share = (published.first("activation_sparsity_pattern") or [0.0] * published.n_layer)[il]
+        expected = pytest.approx(NormalDist().inv_cdf(share), rel=1e-6) if share else None
+        assert network.sparsity == expected
         return
     assert isinstance(network, ExpertsConfig)
     used = published.first("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")

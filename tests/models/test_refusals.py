@@ -96,6 +96,21 @@ CHANGES = {
     "attention without heads": Change(
         "smollm3", "is 0, which does not divide the 5 query heads", keys={"attention.head_count_kv": 0}
     ),
+    "other numbers of streams": Change("gemma3n", ": is 2, and 4 is supported", keys={"altup.num_inputs": 2}),
+    "another active stream": Change("gemma3n", ": is 1, and 0 is supported", keys={"altup.active_idx": 1}),
+    "sparsity of too few layers": Change(
+        "gemma3n",
+        "has 1 elements for 9 layers: convert the model again",
+        keys={"activation_sparsity_scale": [1.5]},
+    ),
+    "a tail without a layer of each kind": Change(
+        "gemma3n", "is 4, but the last two layers before those must be one", keys={"attention.shared_kv_layers": 4}
+    ),
+    "no low-rank residual": Change(
+        "gemma3n",
+        "tensor blk.0.laurel_l.weight is missing; the file is incomplete or of another architecture.",
+        renamed={"blk.0.laurel_l.weight": ""},
+    ),
     "scale of a router": Change(
         "glm4moe",
         "tensors that a plain glm4moe model does not have: blk.1.ffn_gate_inp.scale; this variant is not supported.",

@@ -133,7 +133,7 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     save_file(every, file, {"format": "pt"})
     _write_config(case, model, folder)
     gemma = case.architecture.removesuffix("-assistant") if case.architecture.startswith("gemma") else ""
-    vocabulary = gemma or ("llama" if case.name in _LLAMA else "gpt2")
+    vocabulary = ("gemma3" if gemma == "gemma3n" else gemma) or ("llama" if case.name in _LLAMA else "gpt2")
     ids = tokens.write(folder, vocabulary)
     if kind == "Phi3" and vocabulary == "gpt2":
         _change(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")

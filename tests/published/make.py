@@ -150,6 +150,12 @@ def header(config: dict[str, Any]) -> dict[str, Any]:
 
     kind = conversion.get_model_class(config["architectures"][0])
     conversion.ModelBase.index_tensors = index_tensors
+    if config["model_type"] == "gemma3n_text":
+        # It copies some tensors to the CPU, which those without data do not allow.
+        wrapped = conversion.LazyTorchTensor.__getattr__
+        conversion.LazyTorchTensor.to = lambda self, *args, **options: (
+            self if options == {"device": "cpu"} else wrapped(self, "to")(*args, **options)
+        )
     if config["model_type"] == "deepseek_v4":
         kind._write_mxfp4_expert_tensor = write_experts
     with tempfile.TemporaryDirectory() as folder:

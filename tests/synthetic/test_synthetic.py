@@ -236,7 +236,7 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     )
     assert ("blk.0.attn_q.bias" in made.tensors) == (arch in ("qwen2", "gpt-oss", "glm4moe"))
     assert (f"{arch}.attention.sliding_window" in meta) == (
-        arch in ("gemma3", "gpt-oss", "deepseek4", "step35") or gemma is not None
+        arch in ("gemma3", "gemma3n", "gpt-oss", "deepseek4", "step35") or gemma is not None
     )
     assert ("rope_freqs.weight" in made.tensors) == (arch == "llama" or gemma is not None)
     assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2"))

@@ -23,6 +23,7 @@ from engine.cuda import backend, indexer
 from engine.cuda.runtime import device, driver
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
+from engine.synthetic.altup import Gemma3nShape
 from engine.synthetic.convolutions import Lfm2Shape
 from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.latents import LatentShape
@@ -78,6 +79,16 @@ SHAPES = {
         delta_net=DeltaNetConfig(1, 2, 32, 4),
         interval=2,
         n_mtp=1,
+    ),
+    # The last layer reads the cache of the one two layers before it.
+    "gemma3n": Gemma3nShape(
+        *("gemma3n", 3, 32, 1, 1, 32, 64, 289, 64, 1e4, 1e-6),
+        window=2,
+        pattern=2,
+        n_shared=1,
+        n_sparse=2,
+        n_per_layer=32,
+        rank=32,
     ),
     "lfm2": Lfm2Shape(*("lfm2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
     "granitehybrid": GraniteHybridShape(*("granitehybrid", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
@@ -141,6 +152,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
             ("lfm2", "Q8_0", "f16", [1, 2]),
             ("granitehybrid", "Q8_0", "f16", [1, 2]),
+            ("gemma3n", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),
@@ -177,6 +189,9 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     if architecture == "granitehybrid":
         found = {check.what for site, check in noted if site.operation == "mamba"}
         assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
+    if architecture == "gemma3n":
+        streams = {f"altup_{name}" for name in ("enter", "predict", "active", "correct", "leave")}
+        assert {*streams, "columns", "sparsify", "grouped_matmul", "attend_past"} <= operations
         return
     if architecture == "gpt-oss":
         # A product of a float format does not add the bias itself.

@@ -63,6 +63,8 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("lfm2", {"override_tensor": "attn=cpu,shortconv=gpu,ffn=cpu"}),
         ("granitehybrid", {"n_gpu_layers": 1}),
         ("granitehybrid", {"override_tensor": "attn=cpu,ssm=gpu,ffn=cpu"}),
+        ("gemma3n", {"n_gpu_layers": 2}),
+        ("gemma3n", {"override_tensor": "attn=gpu,ffn=cpu"}),
     ],
 )
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:
