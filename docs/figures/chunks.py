@@ -7,7 +7,7 @@ import numpy as np
 
 from docs.figures import bundled
 from engine.cache.types import CHUNK
-from engine.cpu.attention import attend, join, readers, weigh
+from engine.cpu.attention import NO_PARTS, attend, join, readers, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS
 from engine.models.attention_config import AttentionConfig
@@ -100,7 +100,7 @@ def facts() -> dict[str, Any]:
     sinks = np.empty(0, np.float32)
     query = q[None, None], np.empty((1, 1, 0), np.int8), np.empty((1, 1, 0), np.float32)
     row = np.array([position], np.int32), np.zeros(1, np.int32), cache.table
-    attend(16, 16)(*query, *words, *row, scale, 0, sinks, whole, 0, 1)
+    attend(16, 16)(*query, *words, *row, scale, 0, sinks, NO_PARTS, whole, 0, 1)
     assert np.array_equal(out / total, whole[0, 0])
     return {
         "layer": LAYER,

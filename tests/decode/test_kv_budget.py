@@ -20,7 +20,19 @@ BUDGET = 256
 IDS = np.random.default_rng(3).integers(0, 280, 480).tolist()
 LONGER = [*IDS[:300], *np.random.default_rng(4).integers(0, 280, 170).tolist()]
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 3, "ignore_eos": True, "logprobs": 1}
-KINDS = ("dense", "windows", "hybrid", "mixture", "hybrid mixture", "convolutions", "mamba", "gemma4", "gemma3n", "eagle3", "dflash")
+KINDS = (
+    "dense",
+    "windows",
+    "hybrid",
+    "mixture",
+    "hybrid mixture",
+    "convolutions",
+    "mamba",
+    "gemma4",
+    "gemma3n",
+    "eagle3",
+    "dflash",
+)
 
 
 def values(answer: engine.Generation) -> tuple[list[int], list[float]]:
