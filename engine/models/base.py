@@ -148,7 +148,7 @@ class Model(Loader):
 
     def _divide(self) -> None:
         """Make the stages, unless one device has all parts."""
-        runs = self.placement.stages()
+        runs = self.placement.stages(self.config)
         if len(runs) == 1:
             return
         inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
@@ -186,7 +186,7 @@ class Model(Loader):
         """Layer ``il`` with a mixer, or a network, whose weights are in memory that ``ops`` reads."""
         if self.streaming is None or ops is not self.streaming.ops:
             return self.layers[il]
-        return self.streaming.layers.get(LayerPart(il, network), self.layers[il])
+        return self.streaming.layers.get(LayerPart.of(self.config, il, network), self.layers[il])
 
     def on_device(self, ops: Ops) -> Callable[[np.ndarray], Array]:
         """A function that returns, for an array that a layer on the CPU uses, the array that ``ops`` uses in its place: its
@@ -574,12 +574,13 @@ class Model(Loader):
         return self.feed(self.ops, il, self.mix(self.ops, il, x, batch), batch)
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
+        """Compute the mixer of layer ``il``, or the whole layer if it is parallel: the residual stream after it from x before
+        it, float32 [rows, width]."""
         raise NotImplementedError
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """The network of layer ``il``, and what follows it: residual stream in, residual stream out, float32 [rows,
-        width]."""
+        width].  A parallel layer has nothing left to compute."""
         raise NotImplementedError
 
     # --- what callers ask of all devices ---------------------------------------------------------------------------

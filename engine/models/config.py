@@ -28,11 +28,16 @@ class Norms(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each."""
+    """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each.
+
+    parallel: whether the network reads what the mixer reads, x = x + mixer(n) + network(n) with one norm n of x.  There is no
+        norm before the network then.
+    """
 
     mixer: MixerConfig
     network: NetworkConfig
     norms: Norms = Norms()
+    parallel: bool = False
 
 
 @dataclass(frozen=True)

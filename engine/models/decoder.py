@@ -31,7 +31,8 @@ class StandardDecoder(Model):
             self.config = replace(self.config, mtp=(), mtp_problem=problem)
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
+        """Compute the mixer of layer ``il``, or the whole layer if it is parallel: the residual stream after it from x before
+        it, float32 [rows, n_embd]."""
         return self.layer(ops, il, False).mix(ops, x, self.memory(il, ops), batch)
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:

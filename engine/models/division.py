@@ -65,8 +65,8 @@ class Division:
         return bool(self.n_cpu_moe or self.overrides) or (layers is not None and layers < config.n_layer)
 
     def placement(self, config: ModelConfig, gguf: GGUF, gpu: Ops, host: Ops) -> Placement:
-        """The placement of a model.  Raises UsageError for an override that divides a mixer or a network, or that matches no
-        tensor of a part."""
+        """The placement of a model.  Raises UsageError for an override that divides a mixer, a network or a parallel layer,
+        or that matches no tensor of a part."""
         n = config.n_layer
         first = 0 if self.n_gpu_layers is None else max(0, n - self.n_gpu_layers)
         mixers = [host if il < first else gpu for il in range(n)]
@@ -78,7 +78,7 @@ class Division:
             if part is None:
                 last = ops
             else:
-                (networks if part.network else mixers)[part.layer] = ops
+                (mixers if part.mixer else networks)[part.layer] = ops
         return Placement.split(config, mixers, networks, host, last)
 
 
@@ -120,13 +120,13 @@ def part_of(name: str, config: ModelConfig) -> LayerPart | None:
         return None
     norms = config.layers[int(found[1])].norms
     own = tuple(f"{norm}." for norm in (norms.before_network, norms.after_network) if norm)
-    return LayerPart(int(found[1]), found[2].startswith((*NETWORK, *own)))
+    return LayerPart.of(config, int(found[1]), found[2].startswith((*NETWORK, *own)))
 
 
 def tensors_of(config: ModelConfig, gguf: GGUF, placement: Placement) -> dict[Ops, list[GGUFTensor]]:
     """The tensors of a file that each device loads.  A divided model whose output is the embedding, or whose layer drafts,
     has the embedding twice, and of mixtures that are cut all but the experts."""
-    places, routed = dict(placement.parts()), set(placement.routed(config))
+    places, routed = dict(placement.parts(config)), set(placement.routed(config))
     twice = placement.first is not placement.last and ("output.weight" not in gguf.tensors or config.mtp)
     found: dict[Ops, list[GGUFTensor]] = {ops: [] for ops in placement.devices}
     for name, tensor in gguf.tensors.items():
@@ -156,7 +156,7 @@ def weight_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> Count
 def streamed_bytes(config: ModelConfig, gguf: GGUF, placement: Placement) -> list[int]:
     """Bytes of the weights of each part on the CPU, which a GPU may copy to read a prompt."""
     found: Counter[LayerPart] = Counter()
-    hosts = {part for part, ops in placement.parts() if ops.device_memory() is None}
+    hosts = {part for part, ops in placement.parts(config) if ops.device_memory() is None}
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)
         if part in hosts:

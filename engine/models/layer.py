@@ -5,6 +5,11 @@ Layer::
     x = x + rms_norm(mixer(norm(x, before_mixer)), after_mixer)
     x = x + rms_norm(network(norm(x, before_network)), after_network)
 
+Parallel layer::
+
+    n = norm(x, before_mixer)
+    x = x + rms_norm(mixer(n), after_mixer) + rms_norm(network(n), after_network)      added from left to right
+
 ``norm`` is rms_norm or, if ``ModelConfig.norm`` says so, layer_norm.  Each of the four norms may be missing.  A result
 without a norm after it is multiplied by ``residual_scale``.
 """
@@ -60,6 +65,7 @@ class Layer:
 
     before_mixer, before_network: the norms of the inputs, or None.
     after_mixer, after_network: the way in which results are added to the residual stream.
+    parallel: whether the network reads the input of the mixer.  :meth:`mix` then computes the whole layer.
     """
 
     mixer: Mixer
@@ -68,6 +74,7 @@ class Layer:
     after_mixer: Residual
     before_network: Norm | None
     after_network: Residual
+    parallel: bool = False
 
     def run(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
         """Compute the layer: the residual stream after it from the residual stream x before it, float32 [rows, n_embd].
@@ -77,15 +84,23 @@ class Layer:
         return self.feed(ops, self.mix(ops, x, memory, batch), batch)
 
     def mix(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> Array:
-        """Compute the mixer: the residual stream after it from the residual stream x before it, float32 [rows, n_embd].
+        """Compute the mixer, or a parallel layer: the residual stream after it from the residual stream x before it, float32
+        [rows, n_embd].
 
         memory: the cache of the mixer.
         """
-        o = self.mixer.mix(ops, self.normalized(ops, x, self.before_mixer), memory, batch)
-        return self.after_mixer.add_product(ops, x, o, self.mixer.output)
+        a = self.normalized(ops, x, self.before_mixer)
+        if self.parallel:
+            a = ops.plain(a)  # it is used twice
+        o = self.mixer.mix(ops, a, memory, batch)
+        x = self.after_mixer.add_product(ops, x, o, self.mixer.output)
+        return self.network.add(ops, x, a, batch, self.after_network) if self.parallel else x
 
     def feed(self, ops: Ops, x: Array, batch: Batch[Array]) -> Array:
-        """The residual stream x, and the result of the network added to it, float32 [rows, n_embd]."""
+        """The residual stream x, and the result of the network added to it, float32 [rows, n_embd]; for a parallel layer,
+        whose network :meth:`mix` has computed, only x."""
+        if self.parallel:
+            return x
         b = self.normalized(ops, x, self.before_network)
         return self.network.add(ops, x, b, batch, self.after_network)
 
@@ -114,6 +129,7 @@ def load_layer(mixers: Loader, networks: Loader, il: int) -> Layer:
         _residual(mixers, blk, config.norms.after_mixer),
         _norm(networks, blk, config.norms.before_network),
         _residual(networks, blk, config.norms.after_network),
+        config.parallel,
     )
 
 

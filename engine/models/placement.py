@@ -1,8 +1,9 @@
 """Where the parts of a model lie: every mixer and every network of a layer is on one device.
 
-Cuts lie before and after every mixer and every network.  A mixer that reads the keys and values of another layer lies where
-these are.  Of a mixture of experts on the CPU between two parts on a GPU, decode passes compute the experts only on the CPU
-(``engine/models/routed.py``).  The bits of a model do not depend on its placement.
+Cuts lie before and after every mixer and every network.  A parallel layer, whose network reads the input of the mixer, is one
+part.  A mixer that reads the keys and values of another layer lies where these are.  Of a mixture of experts on the CPU
+between two parts on a GPU, decode passes compute the experts only on the CPU (``engine/models/routed.py``).  The bits of a
+model do not depend on its placement.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,12 +15,25 @@ from engine.ops.operations import Ops
 
 @dataclass(frozen=True)
 class LayerPart:
-    """The mixer of a layer, or its network.  layer: the index of the layer in the trunk."""
+    """The mixer of a layer, its network, or both if the layer is parallel.
+
+    layer: the index of the layer in the trunk.
+    mixer, network: whether the part has the mixer, and whether it has the network.
+    """
 
     layer: int
+    mixer: bool
     network: bool
 
+    @classmethod
+    def of(cls, config: ModelConfig, layer: int, network: bool) -> "LayerPart":
+        """The part of a model with the network of a layer or, if ``network`` is false, with its mixer."""
+        parallel = config.layers[layer].parallel
+        return cls(layer, parallel or not network, parallel or network)
+
     def __str__(self) -> str:
+        if self.mixer and self.network:
+            return f"layer {self.layer}"
         return f"the {'network' if self.network else 'mixer'} of layer {self.layer}"
 
 
@@ -46,26 +60,30 @@ class Placement:
         cls, config: ModelConfig, mixers: Sequence[Ops], networks: Sequence[Ops], host: Ops, last: Ops
     ) -> "Placement":
         """Parts on several devices; host: the CPU, which computes the embedding.  mixers, networks: the wanted backends, one
-        for each layer; a mixer that reads the memory of another layer gets that layer's."""
+        for each layer; a mixer that reads the memory of another layer gets that layer's, and the network of a parallel
+        layer gets that of the mixer."""
         sources = [layer.mixer.memory_source for layer in config.layers]
         own = tuple(mixers[il if source is None else source] for il, source in enumerate(sources))
-        return cls(host, own, tuple(networks), last)
+        pairs = zip(config.layers, own, networks, strict=True)
+        return cls(host, own, tuple(mixer if layer.parallel else network for layer, mixer, network in pairs), last)
 
     @property
     def devices(self) -> tuple[Ops, ...]:
         """Every backend once, in the order in which a pass reaches them."""
-        return tuple(dict.fromkeys((self.first, *(ops for _, ops in self.parts()), self.last)))
+        pairs = zip(self.mixers, self.networks, strict=True)
+        return tuple(dict.fromkeys((self.first, *(ops for pair in pairs for ops in pair), self.last)))
 
     @property
     def accelerator(self) -> Ops:
         """The first backend with memory of its own; the last backend if all use that of the host."""
         return next((ops for ops in self.devices if ops.device_memory() is not None), self.last)
 
-    def parts(self) -> Iterator[tuple[LayerPart, Ops]]:
+    def parts(self, config: ModelConfig) -> Iterator[tuple[LayerPart, Ops]]:
         """The parts in the order of a pass, each with its backend."""
         for il, (mixer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
-            yield LayerPart(il, False), mixer
-            yield LayerPart(il, True), network
+            yield LayerPart.of(config, il, False), mixer
+            if not config.layers[il].parallel:
+                yield LayerPart.of(config, il, True), network
 
     def memory(self, il: int) -> Ops:
         """The backend whose memory holds what layer ``il`` stores; the layer that drafts has the index n_layer."""
@@ -79,10 +97,10 @@ class Placement:
             around = self.mixers[il], (*self.mixers, self.last)[il + 1]
             is_between = ops.device_memory() is None and all(other.device_memory() is not None for other in around)
             if is_between and layer.network.is_divisible and config.streams is None:
-                found.append(LayerPart(il, True))
+                found.append(LayerPart.of(config, il, True))
         return found
 
-    def stages(self, alone: Collection[LayerPart] = ()) -> list[tuple[Ops, list[LayerPart]]]:
+    def stages(self, config: ModelConfig, alone: Collection[LayerPart] = ()) -> list[tuple[Ops, list[LayerPart]]]:
         """The runs of parts of one backend, in the order of a pass; the first one begins with the embedding, the last one
         ends with the output.  alone: parts that are runs of their own."""
         runs: list[tuple[Ops, list[LayerPart]]] = [(self.first, [])]
@@ -92,7 +110,7 @@ class Placement:
             last, parts = runs[-1]
             return last is not ops or (bool(parts) and parts[-1] in alone)
 
-        for part, ops in self.parts():
+        for part, ops in self.parts(config):
             if part in alone or ends(ops):
                 runs.append((ops, []))
             runs[-1][1].append(part)

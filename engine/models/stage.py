@@ -41,7 +41,8 @@ class DivisibleModel(Protocol):
         """The batch with what attention needs if sequences may be thinned; observed: whether it adds masses."""
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
-        """Compute the mixer of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
+        """Compute the mixer of layer ``il``, or the whole layer if it is parallel: the residual stream after it from x before
+        it, float32 [rows, width]."""
 
     def feed(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the network of layer ``il``: the residual stream after it from x before it, float32 [rows, width]."""
@@ -124,7 +125,7 @@ class Stage:
         self._is_first = is_first
         #: The maximum number of rows that the backend reads at a time.
         self.prompt_rows = inputs.rows
-        self._tapped = [part.layer for part in self.parts if not part.network and part.layer in inputs.taps]
+        self._tapped = [part.layer for part in self.parts if part.mixer and part.layer in inputs.taps]
 
     def __str__(self) -> str:
         parts = [str(part) for part in (self.parts[:1] + self.parts[1:][-1:])]
@@ -163,9 +164,9 @@ class Stage:
         if x is None:
             x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
         for part in self.parts:
-            if not part.network:
+            if part.mixer:
                 inputs.keep(part.layer, x, batch)
-            compute = model.feed if part.network else model.mix
+            compute = model.mix if part.mixer else model.feed
             x = compute(self.ops, part.layer, x, batch)
         if not self.is_last:
             return x

@@ -28,7 +28,7 @@ FEWEST_ROWS = 64
 class StreamedStage(Stage):
     """A part of a layer whose weights are copied to the device for each pass.
 
-    number: that of the part of ``stream``; mirror: the memory of a mixer, None for a network; stores: whether the mixer
+    number: that of the part of ``stream``; mirror: the memory of its mixer, None if it has none; stores: whether the mixer
     stores something in it.
     """
 
@@ -148,7 +148,8 @@ class Streaming:
             if isinstance(stage, StreamedStage):
                 (part,) = stage.parts
                 layer = config.layers[part.layer]
-                found[layer.network if part.network else layer.mixer, stage.formats] = stage
+                kind = layer.mixer if part.mixer else None, layer.network if part.network else None
+                found[kind, stage.formats] = stage
         return list(found.values())
 
 
@@ -161,24 +162,25 @@ def streaming(
     inputs: what the stages of each device begin with; mixers: whether mixers move, or networks only.
     """
     gpu, config = placement.accelerator, model.config
-    moved = [part for part, ops in placement.parts() if ops.device_memory() is None and (mixers or part.network)]
+    hosted = (part for part, ops in placement.parts(config) if ops.device_memory() is None)
+    moved = [part for part in hosted if mixers or not part.mixer]
     if gpu.device_memory() is None or gpu not in inputs or not moved:
         return None
     stream = gpu.weight_stream([_matrices(model.layers[part.layer], part) for part in moved])
     if stream is None:
         return None
     memories = Mirrors(model.cache, gpu)
-    mirrors = {part.layer: memories.layer(config.memory(part.layer)) for part in moved if not part.network}
+    mirrors = {part.layer: memories.layer(config.memory(part.layer)) for part in moved if part.mixer}
     array, layers = model.on_device(gpu), {}
     for part, matrices in zip(moved, stream.matrices, strict=True):
         layers[part] = _copy(model.layers[part.layer], part, matrices, array)
     numbers = {part: number for number, part in enumerate(moved)}
     stages: list[Stage] = []
-    runs = placement.stages(alone=numbers)
+    runs = placement.stages(config, alone=numbers)
     for i, (ops, parts) in enumerate(runs):
         if parts and parts[0] in numbers:
             (part,) = parts
-            mirror = None if part.network else mirrors[part.layer]
+            mirror = mirrors[part.layer] if part.mixer else None
             given = stream, numbers[part], mirror, part.layer in config.owners
             stages.append(StreamedStage(model, inputs[gpu], part, *given))
         else:
@@ -209,8 +211,8 @@ def _with_part(
 ) -> Any:
     """A copy of a layer whose part has the results of ``matrix`` and ``array`` for its matrices and arrays.  In every class
     of layers, the fields of a part have its name in theirs."""
-    name = "network" if part.network else "mixer"
-    names = [field.name for field in fields(layer) if name in field.name]
+    words = ["mixer"] * part.mixer + ["network"] * part.network
+    names = [field.name for field in fields(layer) if any(word in field.name for word in words)]
     return replace(layer, **{each: _copied(getattr(layer, each), matrix, array) for each in names})
 
 
