@@ -23,8 +23,6 @@ NEAREST = {
     "bailingmoe": "bailingmoe2",
     "bitnet": "llama",
     "chatglm": "glm4",
-    "cohere2": "exaone4",
-    "command-r": "llama",
     "deci": "llama",
     "deepseek": "deepseek2",
     "deepseek2-ocr": "deepseek2",

@@ -53,7 +53,7 @@ def test_a_huge_weight_of_any_norm_is_said(architecture: str, tmp_path: Path) ->
     case = ONE_OF_EACH[architecture]
     path, ids = write_gguf(case, tmp_path / "m.gguf"), prompts(case)[1].tolist()
     names = norms_of(path, architecture)
-    assert len(names) > 3
+    assert len(names) >= 3
     for name in names:
         bad = damaged(path, tmp_path / "bad.gguf", name, 7, HUGE)
         with engine.load(bad, device="cpu", n_ctx=128, n_threads=1) as llm:

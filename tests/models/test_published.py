@@ -288,13 +288,15 @@ def test_a_published_model(name: str) -> None:
     if published.kind == "granitemoehybrid":
         assert config.n_ctx_train == 1 << 20  # the conversion of all models with Mamba-2 writes this
     elif "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
-        assert config.n_ctx_train == text["max_position_embeddings"]
-    if (eps := published.first("rms_norm_eps", "norm_eps")) is not None:
+        assert config.n_ctx_train == published.first("model_max_length", "max_position_embeddings")
+    if (eps := published.first("rms_norm_eps", "norm_eps", "layer_norm_eps")) is not None:
         assert config.norm_eps == pytest.approx(eps)
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale)
     if published.kind.startswith("granite"):
         names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
         assert factors == pytest.approx((text[names[0]], text[names[1]], 1 / text[names[2]]))
+    if "logit_scale" in text:
+        assert factors == (1.0, 1.0, text["logit_scale"])
     types = published.types()
     for il, layer in enumerate(config.layers):
         check_mixer(published, layer.mixer, types[il])

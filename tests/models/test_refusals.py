@@ -69,6 +69,12 @@ CHANGES = {
         "tensors that a plain lfm2 model does not have: blk.0.shortconv.conv.bias; this variant is not supported.",
         tensors={"blk.0.shortconv.conv.bias": (96,)},
     ),
+    "norms of Command R+": Change(
+        "command-r",
+        "Command R+, which normalizes queries and keys, is not supported; use Command R or Command R7B.",
+        tensors={"blk.0.attn_q_norm.weight": (5, 16), "blk.0.attn_k_norm.weight": (1, 16)},
+    ),
+    "no window": Change("cohere2", "is 0, outside 1", keys={"attention.sliding_window": 0}),
     "taps": Change("lfm2", "is 1, outside 2", keys={"shortconv.l_cache": 1}),
     "other taps": Change(
         "lfm2moe",

@@ -187,6 +187,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         _change(path, n_ctx=case.config["n_positions"])
     if case.architecture == "bailingmoe2":
         _change(path, **_bailing_config(case.config))
+    if case.model == "Cohere2":
+        _change(path, rotary_pct=1.0)
     if case.model == "MiMoV2Flash":
         _change(path, **_mimo2_config(case.config))
     if case.model == "Glm4MoeLite":

@@ -1,0 +1,46 @@
+"""Command R and Aya of Cohere: parallel layers, layer norms without biases, and a factor of the logits.  In later models
+(cohere2), three of four layers have a window, and only these layers rotate queries and keys.
+
+Layer (llama.cpp, ``src/models/command-r.cpp`` and ``src/models/cohere2.cpp``)::
+
+    n = layer_norm(x, attn_norm);  q, k, v = n Wq, n Wk, n Wv
+    q, k = rope(q), rope(k)                             in cohere2, only in layers with a window
+    x = x + attention(q, k, v) Wo + swiglu(n Wgate, n Wup) Wdown
+    logits = logit_scale * layer_norm(x, output_norm) Whead       after the last layer; Whead is the embedding
+"""
+
+from engine.models.architecture import Architecture
+from engine.models.config import LayerConfig, ModelConfig, Norms
+from engine.models.metadata import MAX_CONTEXT, Metadata
+
+NORMS = Norms(before_network="")
+
+
+def read(m: Metadata) -> ModelConfig:
+    """The configuration of a file of command-r."""
+    if "blk.0.attn_q_norm.weight" in m.gguf.tensors:
+        m.unsupported("Command R+, which normalizes queries and keys, is not supported; use Command R or Command R7B.")
+    rope = m.rope(neox=False)
+    return m.model(
+        lambda il: LayerConfig(m.attention(il, rope), m.dense(il), NORMS, parallel=True),
+        norm="layer",
+        logit_scale=m.number("logit_scale", 0.0) or 1.0,
+    )
+
+
+def read_cohere2(m: Metadata) -> ModelConfig:
+    """The configuration of a file of cohere2."""
+    m.integer("attention.sliding_window", most=MAX_CONTEXT)  # without a window, no layer would rotate
+    rope, windows = m.rope(neox=False), m.windows(4)
+
+    def layer(il: int) -> LayerConfig:
+        attention = m.attention(il, rope if windows[il] else None, window=windows[il])
+        return LayerConfig(attention, m.dense(il), NORMS, parallel=True)
+
+    return m.model(layer, norm="layer", logit_scale=m.number("logit_scale") or 1.0)
+
+
+ARCHITECTURES = (
+    Architecture("command-r", "Command R, Aya 23, Aya Expanse", read, "transformers CohereForCausalLM"),
+    Architecture("cohere2", "Command R7B, Command A", read_cohere2, "transformers Cohere2ForCausalLM"),
+)
