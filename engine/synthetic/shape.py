@@ -165,7 +165,7 @@ class Shape:
             yield f"{block}{name}.weight", (rows, e)
             if self.architecture == "qwen2":
                 yield f"{block}{name}.bias", (rows,)
-        if self.architecture not in ("llama", "qwen2"):
+        if self.architecture not in ("llama", "qwen2", "cohere2"):
             yield block + "attn_q_norm.weight", (self.head_dim,)
             yield block + "attn_k_norm.weight", (self.head_dim,)
         yield block + "attn_output.weight", (e, q)

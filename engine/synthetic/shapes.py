@@ -20,6 +20,7 @@ from engine.synthetic.eagle3 import EAGLE3S
 from engine.synthetic.latents import LATENTS
 from engine.synthetic.mamba import MAMBAS
 from engine.synthetic.mixtures import MIXTURES
+from engine.synthetic.parallel import PARALLEL
 from engine.synthetic.shape import N_VOCAB_TINY, TABLE, Gemma4Shape, Shape
 
 
@@ -127,7 +128,7 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | MAMBAS | ALTUPS | DEEPSEEK4 | EAGLE3S | DFLASHES
+    return _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | MAMBAS | ALTUPS | PARALLEL | DEEPSEEK4 | EAGLE3S | DFLASHES
 
 
 def parse_shape(text: str) -> tuple[str, str]:

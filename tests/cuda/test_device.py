@@ -655,6 +655,7 @@ MODELS = [
     *(("tiny-granitehybrid", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-granitehybrid-moe", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-gemma3n", quant) for quant in ("Q4_K_M", "F16")),
+    *(("tiny-cohere2", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
 ]
 MIXED = (
@@ -669,6 +670,7 @@ MIXED = (
     "tiny-granitehybrid",
     "tiny-granitehybrid-moe",
     "tiny-gemma3n",
+    "tiny-cohere2",
     "tiny-gemma4",
     "tiny-gemma4-moe",
     "tiny-gemma4-e",
@@ -753,6 +755,7 @@ WIDE = [
     ("tiny-granitehybrid", "Q4_K_M", "f16"),
     ("tiny-granitehybrid-moe", "Q8_0", "q8_0"),
     ("tiny-gemma3n", "Q4_K_M", "f16"),
+    ("tiny-cohere2", "Q4_K_M", "f16"),
 ]
 
 

@@ -48,7 +48,7 @@ PUBLISHED = {
 
 # As their cards round them, in billions (the smaller ones count the parts that see and hear).
 PUBLISHED_ROUNDED = {"gemma4-31b": 30.7, "gemma4-26b-a4b": 25.2, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8}
-PUBLISHED_ROUNDED |= {"deepseek-v2-lite": 15.7, "lfm2-1.2b": 1.2, "lfm2-8b-a1b": 8.3}
+PUBLISHED_ROUNDED |= {"deepseek-v2-lite": 15.7, "lfm2-1.2b": 1.2, "lfm2-8b-a1b": 8.3, "command-r7b": 8.0}
 PUBLISHED_ROUNDED |= {"granite-4.0-h-micro": 3.2, "granite-4.0-h-tiny": 6.9, "granite-4.0-h-small": 32.2}
 
 # These come with a vision tower (27 layers of width 1152), which is not in the file of the text model: billions of
@@ -236,10 +236,10 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     )
     assert ("blk.0.attn_q.bias" in made.tensors) == (arch in ("qwen2", "gpt-oss", "glm4moe"))
     assert (f"{arch}.attention.sliding_window" in meta) == (
-        arch in ("gemma3", "gemma3n", "gpt-oss", "deepseek4", "step35") or gemma is not None
+        arch in ("gemma3", "gemma3n", "gpt-oss", "deepseek4", "step35", "cohere2") or gemma is not None
     )
     assert ("rope_freqs.weight" in made.tensors) == (arch == "llama" or gemma is not None)
-    assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2"))
+    assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2", "cohere2"))
     assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE or name.endswith("-moe"))
     assert (f"{arch}.ssm.state_size" in meta) == ("blk.0.ssm_a" in made.tensors) == (arch in (*HYBRID, "granitehybrid"))
     assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (

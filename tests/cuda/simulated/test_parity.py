@@ -30,6 +30,7 @@ from engine.synthetic.latents import LatentShape
 from engine.synthetic.mamba import GraniteHybridShape
 from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
+from engine.synthetic.parallel import Cohere2Shape
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from engine.version import ARITHMETIC
@@ -92,6 +93,7 @@ SHAPES = {
     ),
     "lfm2": Lfm2Shape(*("lfm2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
     "granitehybrid": GraniteHybridShape(*("granitehybrid", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
+    "cohere2": Cohere2Shape("cohere2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5, window=3),
 }
 
 
@@ -153,6 +155,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("lfm2", "Q8_0", "f16", [1, 2]),
             ("granitehybrid", "Q8_0", "f16", [1, 2]),
             ("gemma3n", "Q8_0", "f16", [1, 2]),
+            ("cohere2", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),
@@ -164,7 +167,8 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     operations = {site.operation for site, _ in noted}
     gate = dict.fromkeys(("qwen35moe", "gpt-oss", "deepseek2", "deepseek4"), "experts").get(architecture, "activate")
     attention = {"deepseek2": "latent_attention", "deepseek4": "attend_compressed"}.get(architecture, "attention")
-    assert {"embed", "rms_norm", "matmul", attention, gate} <= operations
+    norm = "layer_norm" if architecture == "cohere2" else "rms_norm"
+    assert {"embed", norm, "matmul", attention, gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
     if architecture == "qwen35moe":
@@ -199,7 +203,7 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         found = {check.what for site, check in noted if site.operation == "matmul_add"}
         assert found & between == (between if quant == "F16" else set())
         return
-    assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
+    assert {f"{norm}_quantize", "quantize", "matmul_quantized"} <= kernels
     by_type = {"q8_0": "attend_in_place", "i8": "attend_integer_chunks", "i12": "attend_integer_chunks"}
     attend = by_type.get(cache_type, "attend_chunks")
     assert {attend, "combine", "combine_quantize"} <= kernels

@@ -65,6 +65,7 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("granitehybrid", {"override_tensor": "attn=cpu,ssm=gpu,ffn=cpu"}),
         ("gemma3n", {"n_gpu_layers": 2}),
         ("gemma3n", {"override_tensor": "attn=gpu,ffn=cpu"}),
+        ("cohere2", {"n_gpu_layers": 1}),
     ],
 )
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -151,6 +152,7 @@ def test_memory_that_is_shorter_than_reported(tmp_path: Path, monkeypatch: pytes
         ("qwen35moe", "Q4_0", {"override_tensor": r"blk\.[01]\.=cpu"}),
         ("lfm2", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
         ("granitehybrid", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
+        ("cohere2", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
     ],
 )
 def test_prompts_with_weights_that_are_copied(
@@ -180,6 +182,16 @@ def test_prompts_with_weights_that_are_copied(
     forgotten = llm.model.streaming.prices.streamed
     llm.complete([1, 2], max_tokens=1, temperature=0)
     assert llm.model.streaming.prices.streamed == forgotten
+
+
+def test_parallel_layers_move_whole(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "model.gguf", SHAPES["cohere2"], "Q4_0")
+    model: Any = engine.load(path, device="cuda", n_ctx=16, n_threads=1, n_gpu_layers=1).model
+    parts = [part for stage in model.streaming.stages for part in stage.parts]
+    assert [str(part) for part in parts] == ["layer 0", "layer 1"]
+    # A GPU with too little memory for mixers gets no networks without them.
+    inputs = {stage.ops: stage._inputs for stage in model.stages}
+    assert streaming.streaming(model, model.placement, inputs, mixers=False) is None
 
 
 @pytest.mark.thorough
