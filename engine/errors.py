@@ -12,6 +12,7 @@ FLAGS = {
     "n_threads": "-t",
     "max_tokens": "-n",
     "cache_type": "--cache-type",
+    "kv_budget": "--kv-budget",
     "device": "--device",
     "device_draft": "--device-draft",
     "gpu_memory": "--gpu-memory",

@@ -37,6 +37,7 @@ class Timings:
     load_s: float = 0.25
     compile_s: float = 0.5
     prompt_n: int = 0
+    dropped_n: int = 0
     cache_n: int = 0
     prompt_s: float = 0.125
     predicted_n: int = 0

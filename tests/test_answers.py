@@ -309,10 +309,11 @@ def test_errors_name_arguments_or_flags(llm: engine.LLM, capsys: pytest.CaptureF
 
 
 def test_every_flag_of_an_argument_exists() -> None:
-    from engine.cli.flags import parser
+    from engine.cli import embed, flags
     from engine.errors import FLAGS
 
-    known = {flag for action in parser()._actions for flag in action.option_strings}
+    actions = [*flags.parser()._actions, *embed.parser()._actions]
+    known = {flag for action in actions for flag in action.option_strings}
     assert {flag for name, flag in FLAGS.items() if name not in ("parallel", "mtp")} | {"--no-mtp"} <= known
 
 

@@ -116,13 +116,14 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
     )
     words += "--dry-sequence-breaker \\n --xtc-threshold 0.25 "
     words += (
-        "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu -b 96 -ngl 5 -ncmoe 2 -ot a=cpu"
+        "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu -b 96 -ngl 5 -ncmoe 2 -ot a=cpu "
+        "--kv-budget 512"
     )
     assert main(words.split()) == 0
     capsys.readouterr()
     (llm,) = fake
     types = {"cache_type": "f32", "cache_type_k": "q8_0", "cache_type_v": "q4_0"}
-    sizes = {"n_ctx": 32, "n_threads": 3, "batch_size": 96}
+    sizes = {"n_ctx": 32, "n_threads": 3, "batch_size": 96, "kv_budget": 512}
     places = {"n_gpu_layers": 5, "n_cpu_moe": 2, "override_tensor": "a=cpu"}
     assert llm.options == fake_llm.NO_DRAFT | {"device": "cpu"} | sizes | types | places
     assert not llm.compiled

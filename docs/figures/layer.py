@@ -74,7 +74,7 @@ def facts() -> dict[str, Any]:
     model = bundled.model().model
     bundled.model().reset()
     names = model.config.layers[0].norms._asdict()
-    norms = {getattr(model.layers[0], place).ctypes.data: name for place, name in names.items() if name}
+    norms = {getattr(model.layers[0], place).weight.ctypes.data: name for place, name in names.items() if name}
     batch = Batch(*np.zeros((3, 1), np.int32))
     model.prepare(0, 1, model.sequence)
     x = model.ops.embed(model.token_embd, batch.tokens, model.config.embedding_scale)

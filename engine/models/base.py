@@ -324,10 +324,11 @@ class Model(Loader):
         not fit into the context, and NoPages if all pages of the cache are in use.
         """
         batch = self._joined_rows(parts)
+        rows = batch.tokens.size
         if self.stages:
-            logits = self.staged_pass(batch, batch.rows).complete()
+            logits = self.staged_pass(batch, rows).complete()
         else:
-            logits = self.ops.run(self.compute, batch, batch.rows)
+            logits = self.ops.run(self.compute, batch, rows)
         assert logits is not None
         return _divided(logits, parts)
 

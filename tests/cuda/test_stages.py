@@ -16,8 +16,8 @@ pytestmark = pytest.mark.gpu
 CUTS: list[dict[str, Any]] = [
     {},
     {"n_gpu_layers": 1},
-    {"override_tensor": "attn|ssm=gpu,ffn=cpu"},
-    {"override_tensor": r"blk\.0\.=gpu,^output=cpu,attn|ssm=cpu"},
+    {"override_tensor": "attn|ssm|shortconv=gpu,ffn=cpu"},
+    {"override_tensor": r"blk\.0\.=gpu,^output|^altup_unembd|^token_embd_norm=cpu,attn|ssm|shortconv=cpu"},
 ]
 """Besides these, half of the layers."""
 
@@ -41,6 +41,8 @@ def test_a_divided_model_has_the_bits_of_the_cpu(name: str, tmp_path: Path) -> N
         try:
             llm = engine.load(**given | {"device": "cuda"} | options)
         except UsageError as error:
+            if name == "parallel" and "stay together" in str(error):
+                continue  # a parallel layer is one part
             # An assistant runs where the output is, and cannot reach keys on the other device.
             assert name == "gemma4" and "reads the keys of layer" in str(error)
             llm = engine.load(**given | {"device": "cuda", "draft_model": None} | options)

@@ -73,5 +73,5 @@ def test_activations() -> None:
         assert activation.gated == gated and activation.numbers == (0.5,) * n + (0.0,) * (4 - n)
         with pytest.raises(ModelError, match=f"{kind} takes {n} parameters, not 5"):
             Activation(kind, (0.5,) * 5)
-    with pytest.raises(ModelError, match="'gelu'.*use a model with one of: swiglu, geglu"):
-        Activation("gelu")
+    with pytest.raises(ModelError, match="'erf'.*use a model with one of: swiglu, geglu"):
+        Activation("erf")

@@ -310,9 +310,12 @@ def test_every_architecture_is_published() -> None:
     covered: dict[str, list[str]] = {name: [] for name in ARCHITECTURES}
     for name, header in HEADERS.items():
         covered[header["architecture"]].append(name)
-    assert all(covered.values())
+    # The configuration of Nomic Embed is written for code of its own, which transformers' model cannot stand in for.
+    assert [name for name, models in covered.items() if not models] == ["nomic-bert"]
     text = (REPOSITORY / "docs" / "proof.md").read_text(encoding="utf-8").partition("## Published configurations")[2]
     for architecture, names in covered.items():
+        if not names:
+            continue
         assert f"| `{architecture}` | {', '.join(names)} |\n" in text
     assert f"{len(CONFIGS)} published models" in text
     assert set(HEADERS) == set(CONFIGS) and len(CONFIGS) >= 60

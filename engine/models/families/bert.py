@@ -38,12 +38,13 @@ def read_nomic(m: Metadata) -> ModelConfig:
 def _read(m: Metadata, rope: RopeConfig | None, activation: Activation, n_positions: int = 0) -> ModelConfig:
     if m.flag("attention.causal", False):
         m.refuse("attention.causal", "is true, and BERT looks ahead: convert the model again")
+    types = m.gguf.tensors.get("token_types.weight")
     return m.model(
         lambda il: LayerConfig(m.attention(il, rope), m.dense(il, activation), NORMS),
         norm="layer",
         n_positions=n_positions,
         causal=False,
-        n_token_types=m.gguf.get("tokenizer.ggml.token_type_count", "int", 0, 0, 1024),
+        n_token_types=0 if types is None else types.shape[0],
     )
 
 
