@@ -11,7 +11,8 @@ from engine.checks import described, require, token_ids, whole
 from engine.conversations import Conversations
 from engine.decode.slot import Slot
 from engine.errors import ContextError, ModelError, UsageError
-from engine.models.pooling import JOINED, PooledText, normalized, softmax
+from engine.models.config import JOINED
+from engine.models.pooling import PooledText, normalized, softmax
 from engine.text.rerank import RerankPrompt
 
 _POOLING = f'pooling="{JOINED[0]}" or pooling="{JOINED[-1]}"'

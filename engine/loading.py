@@ -23,7 +23,7 @@ from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET, MOST_DRAFTS, MOST_PARALLE
 from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
-from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.config import ASSISTANT, JOINED, ModelConfig
 from engine.models.division import (
     PER_LAYER,
     Division,
@@ -37,7 +37,6 @@ from engine.models.families.deepseek4 import with_rounding
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
 from engine.models.placement import Placement
-from engine.models.pooling import JOINED
 from engine.models.registry import (
     build,
     is_mtp,

@@ -16,6 +16,13 @@ EAGLE3 = "eagle3"
 DFLASH = "dflash"
 """The architecture of networks of DFlash and DSpark, which draft for another model."""
 
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+"""The poolings, by their number in files (``pooling_type``): none, the mean of the outputs, that of the first token, that of
+the last token, and the scores that a classifier gives a query with a document."""
+
+JOINED = ("mean", "cls", "last")
+"""The poolings that give a text a vector."""
+
 
 class Norms(NamedTuple):
     """The names of a layer's norms in the file, before and after the mixer and the network; "" if there is no norm."""

@@ -13,11 +13,10 @@ from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.attention_config import AttentionConfig
-from engine.models.config import ASSISTANT, LayerConfig, ModelConfig
+from engine.models.config import ASSISTANT, POOLINGS, LayerConfig, ModelConfig
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig
 from engine.models.nextn import DraftingLayers, find_drafting_layers
-from engine.models.pooling import POOLINGS
 from engine.models.rope_config import RopeConfig
 from engine.ops.activation import SWIGLU, Activation
 

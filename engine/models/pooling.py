@@ -10,13 +10,6 @@ import numpy as np
 
 from engine.numerics import exp
 
-POOLINGS = ("none", "mean", "cls", "last", "rank")
-"""The poolings, by their number in files (``pooling_type``): none, the mean of the outputs, that of the first token, that of
-the last token, and the scores that a classifier gives a query with a document."""
-
-JOINED = ("mean", "cls", "last")
-"""The poolings that give a text a vector."""
-
 f32 = np.float32
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine.cli import embed, shared
-from engine.models.pooling import JOINED
+from engine.models.config import JOINED
 
 FLAGS = ("--device", "cpu", "-c", "128", "--pooling", "mean")
 

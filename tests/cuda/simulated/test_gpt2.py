@@ -1,4 +1,4 @@
-"""GPT-2 on a simulated GPU: the bits of the CPU, also with layers on the CPU."""
+"""GPT-2 with a layer on the CPU and the others on a simulated GPU: the bits of the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ PROMPT = [3, 7, 11, 2, 9]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("options", [{}, {"n_gpu_layers": 1}], ids=["whole", "divided"])
-def test_logits(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_simulated(monkeypatch)
     path = write_quantized(CASES[0], tmp_path / "model.gguf", "Q8_0")
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1}
-    cpu, gpu = engine.load(path, device="cpu", **given), engine.load(path, device="cuda", **given, **options)
+    cpu, gpu = engine.load(path, device="cpu", **given), engine.load(path, device="cuda", **given, n_gpu_layers=1)
     assert gpu.logits(PROMPT).tobytes() == cpu.logits(PROMPT).tobytes()
     more: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
     assert gpu.complete(PROMPT, **more).ids == cpu.complete(PROMPT, **more).ids
