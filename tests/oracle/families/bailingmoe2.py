@@ -5,29 +5,27 @@ which turn.
 function of other names.  llama.cpp: src/models/bailingmoe2.cpp; BailingMoeV2Model of conversion/bailingmoe.py.
 """
 
-import numpy as np
-
-from tests.oracle.families.family import Family, Weights
-from tests.oracle.families.parts import attention, experts, keys, model, network, norms, sizes
+from tests.oracle.families.family import Family
+from tests.oracle.families.parts import (
+    SHARED_EXPERTS,
+    attention,
+    experts,
+    keys,
+    model,
+    network,
+    norms,
+    sizes,
+    with_bias_of_router,
+)
 
 _CONFIG = sizes(
     3, 72, (6, 2, 16), 112, {"rope_theta": 6e5, "partial_rotary_factor": 0.5}, tie_word_embeddings=False,
     attention_bias=False, use_qk_norm=True, first_k_dense_replace=1, n_routed_experts=12, num_experts_per_tok=3,
     moe_intermediate_size=40, n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True, n_group=3, topk_group=2,
 )  # fmt: skip
-_NAMES = {
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.gate.correction": "exp_probs_b",
-}
 _COMMON = norms(_CONFIG) | attention(_CONFIG, norm="head")
 _MIXTURE = _COMMON | experts(_CONFIG, 12, 40) | network(_CONFIG, 40, "mlp.shared_experts")
 _MIXTURE |= {"mlp.gate.e_score_correction_bias": (12,)}
-
-
-def _convert(part: str, weight: np.ndarray) -> Weights:
-    return {part.replace("gate.e_score_correction_bias", "gate.correction.bias"): weight}
 
 
 CASES = [
@@ -52,7 +50,7 @@ CASES = [
             expert_weights_norm=True,
             rope__dimension_count=8,
         ),
-        _NAMES,
-        convert=_convert,
+        SHARED_EXPERTS,
+        convert=with_bias_of_router,
     )
 ]

@@ -4,29 +4,27 @@
 the kind of the router.
 """
 
-import numpy as np
-
-from tests.oracle.families.family import Family, Weights
-from tests.oracle.families.parts import attention, experts, keys, model, network, norms, sizes
+from tests.oracle.families.family import Family
+from tests.oracle.families.parts import (
+    SHARED_EXPERTS,
+    attention,
+    experts,
+    keys,
+    model,
+    network,
+    norms,
+    sizes,
+    with_bias_of_router,
+)
 
 _CONFIG = sizes(
     3, 72, (6, 2, 16), 112, {"rope_theta": 1e5}, tie_word_embeddings=False, first_k_dense_replace=1, n_routed_experts=7,
     num_experts_per_tok=3, moe_intermediate_size=40, n_shared_experts=2, routed_scaling_factor=2.5, norm_topk_prob=True,
     n_group=1, topk_group=1, sliding_window=None,
 )  # fmt: skip
-_NAMES = {
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.gate.correction": "exp_probs_b",
-}
 _COMMON = norms(_CONFIG) | attention(_CONFIG, norm="head")
 _MIXTURE = _COMMON | experts(_CONFIG, 7, 40) | network(_CONFIG, 80, "mlp.shared_experts")
 _MIXTURE |= {"mlp.gate.e_score_correction_bias": (7,)}
-
-
-def _convert(part: str, weight: np.ndarray) -> Weights:
-    return {part.replace("gate.e_score_correction_bias", "gate.correction.bias"): weight}
 
 
 CASES = [
@@ -48,7 +46,7 @@ CASES = [
             expert_weights_scale=2.5,
             expert_weights_norm=True,
         ),
-        _NAMES,
-        convert=_convert,
+        SHARED_EXPERTS,
+        convert=with_bias_of_router,
     )
 ]

@@ -16,18 +16,23 @@ The MTP layer is a mixture behind the trunk: eh_proj [enorm(embedding), hnorm(hi
 
 from typing import Any
 
-import numpy as np
-
-from tests.oracle.families.family import Family, Shapes, Weights
-from tests.oracle.families.parts import attention, experts, keys, model, network, norms, sizes
+from tests.oracle.families.family import Family, Shapes
+from tests.oracle.families.parts import (
+    SHARED_EXPERTS,
+    attention,
+    experts,
+    keys,
+    model,
+    network,
+    norms,
+    sizes,
+    with_bias_of_router,
+)
 from tests.oracle.shared import N_VOCAB
 
 _NAMES = {
     "post_attention_layernorm": "post_attention_norm",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.gate.correction": "exp_probs_b",
+    **SHARED_EXPERTS,
     "eh_proj": "nextn.eh_proj",
     "enorm": "nextn.enorm",
     "hnorm": "nextn.hnorm",
@@ -35,10 +40,6 @@ _NAMES = {
     "shared_head.norm": "nextn.shared_head_norm",
     "shared_head.head": "nextn.shared_head_head",
 }
-
-
-def _convert(part: str, weight: np.ndarray) -> Weights:
-    return {part.replace("gate.e_score_correction_bias", "gate.correction.bias"): weight}
 
 
 def _mtp(config: dict[str, Any], own_head: bool) -> Shapes:
@@ -74,7 +75,15 @@ def _family(name: str, config: dict[str, Any], *, own_head: bool) -> Family:
         nextn_predict_layers=1,
     )
     return Family(
-        name, "glm4moe", "Glm4Moe", config, model(config, layers), metadata, _NAMES, convert=_convert, n_mtp=1
+        name,
+        "glm4moe",
+        "Glm4Moe",
+        config,
+        model(config, layers),
+        metadata,
+        _NAMES,
+        convert=with_bias_of_router,
+        n_mtp=1,
     )
 
 

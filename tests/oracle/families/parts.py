@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tests.oracle.families.family import Shapes
+import numpy as np
+
+from tests.oracle.families.family import Shapes, Weights
 from tests.oracle.shared import N_CTX, N_VOCAB
 
 LLAMA3 = {
@@ -13,6 +15,20 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+SHARED_EXPERTS = {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.gate.correction": "exp_probs_b",
+}
+"""The names in files of shared experts and of the bias of the router, whose tensor ``with_bias_of_router`` names."""
+
+
+def with_bias_of_router(part: str, weight: np.ndarray) -> Weights:
+    """The weight under a name that ends with "bias", as the name in files does."""
+    return {part.replace("gate.e_score_correction_bias", "gate.correction.bias"): weight}
 
 
 def sizes(

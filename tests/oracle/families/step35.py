@@ -14,15 +14,23 @@ from typing import Any
 import numpy as np
 
 from tests.oracle.families.family import Family, Shapes, Weights
-from tests.oracle.families.parts import LLAMA3, attention, experts, keys, model, network, norms, sizes
+from tests.oracle.families.parts import (
+    LLAMA3,
+    SHARED_EXPERTS,
+    attention,
+    experts,
+    keys,
+    model,
+    network,
+    norms,
+    sizes,
+    with_bias_of_router,
+)
 from tests.oracle.shared import N_VOCAB, llama3_factors
 
 _NAMES = {
     "self_attn.g_proj": "attn_gate",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.gate.correction": "exp_probs_b",
+    **SHARED_EXPERTS,
     "eh_proj": "nextn.eh_proj",
     "enorm": "nextn.enorm",
     "hnorm": "nextn.hnorm",
@@ -36,7 +44,7 @@ _KINDS = {"f": "full_attention", "s": "sliding_attention"}
 def _convert(part: str, weight: np.ndarray) -> Weights:
     if part.endswith("norm.weight"):
         return {part: weight + np.float32(1.0)}
-    return {part.replace("gate.e_score_correction_bias", "gate.correction.bias"): weight}
+    return with_bias_of_router(part, weight)
 
 
 def _family(name: str, config: dict[str, Any], drafting: str = "") -> Family:
