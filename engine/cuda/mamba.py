@@ -33,6 +33,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
+from engine.cuda.runs import make_find_run, make_overwritten
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
@@ -56,6 +57,7 @@ def mamba_conv(taps: int, mixed: bool, keeps: bool) -> KernelCode:
     (ceil(width / 256), rows).
     """
     most = taps - 1
+    find_run = make_find_run(mixed, most)
 
     @cuda.jit
     def mamba_conv(
@@ -69,17 +71,7 @@ def mamba_conv(taps: int, mixed: bool, keeps: bool) -> KernelCode:
             return
         position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
         if i < channels:
-            # The row of which this one is a copy, and the number of rows of the run before it, as far as it matters.
-            own, since = t, t
-            if mixed:
-                while own > 0 and sequences[own - 1] == sequence and positions[own - 1] == position:
-                    own = I(own - 1)
-                since = I(0)
-                while since < most and since < own:
-                    before = I(own - since - 1)
-                    if sequences[before] != sequence or positions[before] != position - since - 1:
-                        break
-                    since = I(since + 1)
+            own, since = find_run(positions, sequences, t, position, sequence)
             total = bias[i]
             for j in range(taps):
                 back = most - j
@@ -212,13 +204,7 @@ def keep_tokens(mixed: bool) -> KernelCode:
     segments.  ``mixed``: rows may belong to several sequences.  Grid: (ceil(width / 256), rows).
     """
 
-    @device
-    def stays(positions, sequences, rows, t, position, sequence, length):
-        """Whether no later row of the same run has the same place in a ring."""
-        later = I(t + length)
-        if later >= rows:
-            return True
-        return mixed and (sequences[later] != sequence or positions[later] != position + length)
+    overwritten = make_overwritten(mixed)
 
     @cuda.jit
     def keep_tokens(u, y, rows, channels, n_head, positions, sequences, length, token_length, inputs, tokens):
@@ -229,10 +215,10 @@ def keep_tokens(mixed: bool) -> KernelCode:
         if i >= width:
             return
         position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
-        if i < channels and stays(positions, sequences, rows, t, position, sequence, length):
+        if i < channels and not overwritten(positions, sequences, rows, t, position, sequence, length):
             kept = u[np.int64(t) * given + i]
             inputs[np.int64(sequence * length + position % length) * channels + i] = kept
-        if stays(positions, sequences, rows, t, position, sequence, token_length):
+        if not overwritten(positions, sequences, rows, t, position, sequence, token_length):
             kept = y[np.int64(t) * width + i]
             tokens[np.int64(sequence * token_length + position % token_length) * width + i] = kept
 

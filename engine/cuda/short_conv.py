@@ -14,6 +14,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cuda.intrinsics import fma, let_next_begin, wait_for_inputs
+from engine.cuda.runs import make_find_run, make_overwritten
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
@@ -29,6 +30,7 @@ def short_conv(taps: int, mixed: bool, keeps: bool) -> KernelCode:
     copies of a row may follow it.  Grid: (ceil(n / 256), rows).
     """
     most = taps - 1
+    find_run = make_find_run(mixed, most)
 
     @cuda.jit
     def short_conv(bcx, weight, n, positions, sequences, length, ring, y):
@@ -38,17 +40,7 @@ def short_conv(taps: int, mixed: bool, keeps: bool) -> KernelCode:
         if i >= n:
             return
         position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
-        # The row of which this one is a copy, and the number of rows of the run before it, as far as it matters.
-        own, since = t, t
-        if mixed:
-            while own > 0 and sequences[own - 1] == sequence and positions[own - 1] == position:
-                own = I(own - 1)
-            since = I(0)
-            while since < most and since < own:
-                before = I(own - since - 1)
-                if sequences[before] != sequence or positions[before] != position - since - 1:
-                    break
-                since = I(since + 1)
+        own, since = find_run(positions, sequences, t, position, sequence)
         total = f32(0.0)
         for j in range(taps):
             back = most - j
@@ -74,6 +66,7 @@ def keep_inputs(mixed: bool) -> KernelCode:
     Arguments: bcx, rows, n, positions, sequences, length, ring.  ``mixed``: rows may belong to several sequences.  Grid:
     (ceil(n / 256), rows).
     """
+    overwritten = make_overwritten(mixed)
 
     @cuda.jit
     def keep_inputs(bcx, rows, n, positions, sequences, length, ring):
@@ -82,12 +75,8 @@ def keep_inputs(mixed: bool) -> KernelCode:
         wait_for_inputs()
         if i >= n:
             return
-        position, sequence, later = I(positions[t]), I(sequences[t if mixed else I(0)]), I(t + length)
-        # The row of the same run that has the same place in the ring.
-        hidden = later < rows
-        if mixed and hidden:
-            hidden = sequences[later] == sequence and positions[later] == position + length
-        if not hidden:
+        position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
+        if not overwritten(positions, sequences, rows, t, position, sequence, length):
             row = np.int64(t) * 3 * n + i
             ring[np.int64(sequence * length + position % length) * n + i] = bcx[row] * bcx[row + 2 * n]
 
