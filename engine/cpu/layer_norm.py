@@ -37,8 +37,8 @@ def mean_of(x, chains):
 
 
 @njit(cache=True, error_model="numpy")
-def inverse_deviation(x, mean, eps, chains):
-    """r of one row x float32 [n] whose m is ``mean``; chains is scratch, float32 [256]."""
+def squares_about(x, mean, chains):
+    """The sum of (x - mean)^2 of one row x float32 [n]; chains is scratch, float32 [256]."""
     n = x.size
     width = norm_width(n)
     chains[:width] = f32(0.0)
@@ -51,7 +51,13 @@ def inverse_deviation(x, mean, eps, chains):
     for k in range(whole, n):
         d = x[k] - mean
         chains[k - whole] = fma(d, d, chains[k - whole])
-    return inverse_root(fold(chains, width), f32(n), eps)
+    return fold(chains, width)
+
+
+@njit(cache=True, error_model="numpy")
+def inverse_deviation(x, mean, eps, chains):
+    """r of one row x float32 [n] whose m is ``mean``; chains is scratch, float32 [256]."""
+    return inverse_root(squares_about(x, mean, chains), f32(x.size), eps)
 
 
 @njit(cache=True, error_model="numpy")

@@ -10,7 +10,7 @@ Bytes moved: 16 n per row.
 import numpy as np
 from numba import cuda
 
-from engine.cpu.sparsify import CHAINS
+from engine.cpu.rms_norm import NORM_CHAINS
 from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import advance, fma, gaussian_cutoff, let_next_begin, rectified, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, i32, kernel
@@ -21,32 +21,32 @@ f32 = np.float32
 I = np.int32  # noqa: E741
 
 
-@kernel(F32P, f32_t, i32, F32P, threads=CHAINS)
+@kernel(F32P, f32_t, i32, F32P, threads=NORM_CHAINS)
 def sparsify() -> KernelCode:
     """y = the gates x that stay.  Grid: (1, rows)."""
 
     @cuda.jit
     def sparsify(x, multiplier, n, y):
         let_next_begin()
-        chains = cuda.shared.array(CHAINS, np.float32)
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
         row, thread = np.int64(cuda.blockIdx.y) * n, I(cuda.threadIdx.x)
         x, y = advance(x, row), advance(y, row)
         wait_for_inputs()
         total, i = f32(0.0), thread
         while i < n:
             total = total + x[i]
-            i = I(i + CHAINS)
+            i = I(i + NORM_CHAINS)
         mean = fold256(total, chains) / f32(n)
         cuda.syncthreads()  # before the chains are used again
         total, i = f32(0.0), thread
         while i < n:
             distance = x[i] - mean
             total = fma(distance, distance, total)
-            i = I(i + CHAINS)
+            i = I(i + NORM_CHAINS)
         cutoff = gaussian_cutoff(mean, fold256(total, chains), f32(n), multiplier)
         i = thread
         while i < n:
             y[i] = rectified(x[i] - cutoff)
-            i = I(i + CHAINS)
+            i = I(i + NORM_CHAINS)
 
     return sparsify
