@@ -19,7 +19,7 @@ import numpy as np
 from engine.arrays import A
 from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import SEGMENT
-from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
+from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence, ring_length
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 
@@ -120,9 +120,8 @@ class MambaCacheSpec(CacheSpec):
         return 1 + -(-max(self.rewind, self.decode_rows) // SEGMENT)
 
     def length(self, max_rows: int) -> int:
-        """The number of rows in the ring of inputs.  No decode batch overwrites rows that it reads, and no pass overwrites
-        rows that are needed after a rollback of up to ``rewind`` tokens."""
-        return max(min(max_rows, self.decode_rows), self.rewind) + self.taps - 1
+        """The number of rows in the ring of inputs, if a pass has at most ``max_rows`` rows."""
+        return ring_length(self.taps, self.rewind, self.decode_rows, max_rows)
 
     @property
     def width(self) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from engine.arrays import A
 from engine.cache.pages import PagedMemory, Paging
-from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
+from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence, ring_length
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 
@@ -128,9 +128,8 @@ class RecurrentCacheSpec(CacheSpec):
         return 1 + -(-max(self.rewind, 1) // SEGMENT)
 
     def length(self, max_rows: int) -> int:
-        """The number of rows in the ring of inputs.  No decode batch overwrites rows that it reads, and no pass overwrites
-        rows that are needed after a rollback of up to ``rewind`` tokens."""
-        return max(min(max_rows, self.decode_rows), self.rewind) + self.n_conv - 1
+        """The number of rows in the ring of inputs, if a pass has at most ``max_rows`` rows."""
+        return ring_length(self.n_conv, self.rewind, self.decode_rows, max_rows)
 
     @property
     def segment_bytes(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.arrays import A
 from engine.cache.pages import PagedMemory
-from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence
+from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence, ring_length
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 
@@ -73,9 +73,8 @@ class ShortConvCacheSpec(CacheSpec):
     decode_rows: int = DECODE_ROWS
 
     def length(self, max_rows: int) -> int:
-        """The number of rows in the ring.  No decode batch overwrites rows that it reads, and no pass overwrites rows that
-        are needed after a rollback of up to ``rewind`` tokens."""
-        return max(min(max_rows, self.decode_rows), self.rewind) + self.taps - 1
+        """The number of rows in the ring, if a pass has at most ``max_rows`` rows."""
+        return ring_length(self.taps, self.rewind, self.decode_rows, max_rows)
 
     @property
     def snapshot_bytes(self) -> int:

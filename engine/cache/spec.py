@@ -33,6 +33,18 @@ class Ring:
     capacity: int
 
 
+def ring_length(taps: int, rewind: int, decode_rows: int, max_rows: int) -> int:
+    """The number of rows of a ring of the inputs of a convolution.
+
+    No decode batch overwrites rows that it reads, and no pass overwrites rows that are needed after a rollback.
+
+    taps: the number of latest positions that a token reads, its own included.
+    rewind: the number of tokens that can always be rolled back.
+    decode_rows, max_rows: the maximum number of rows in a decode batch, and in any pass.
+    """
+    return max(min(max_rows, decode_rows), rewind) + taps - 1
+
+
 @dataclass
 class StoredRows(Generic[A]):
     """The entries [first, end) of a ring or of pages.
