@@ -378,8 +378,9 @@ class Model(Loader):
             given += tokens
             positions += range(first, first + count)
             slots += [sequence.slot] * count
-        more = -len(given) % step if len(given) > step else 0
-        rows = [np.pad(np.array(values, np.int32), (0, more), "edge") for values in (given, positions, slots)]
+        rows = [np.array(values, np.int32) for values in (given, positions, slots)]
+        if len(given) > step and (more := -len(given) % step):
+            rows = [np.pad(values, (0, more), "edge") for values in rows]
         return Batch(rows[0], rows[1], rows[2], mixed=len(parts) > 1)
 
     def memory(self, il: int, ops: Ops | None = None) -> Any:
