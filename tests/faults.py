@@ -224,6 +224,15 @@ FAULTS = (
         "results of prompts on tensor cores differ from those of the same tokens read one by one",
         ("tests/cuda/simulated/test_wide_matmul.py::test_formats",),
     ),
+    Fault(
+        "the carry between two weights of a plane",
+        "products",
+        "engine/cuda/products/warpgroup_matmul.py",
+        "bias = u32(u32(0x40004000) - u32(u32(offset * 0x00010001) * s))",
+        "bias = u32(u32(0) - u32(u32(offset * 0x00010001) * s))",
+        "on an H100, a negative weight of Q6_K times its scale takes one from its neighbour",
+        ("tests/cuda/simulated/test_wide_matmul.py::test_formats",),
+    ),
     # --- norms and rotations ---------------------------------------------------------------------------------------
     Fault(
         "the tree of partial sums",

@@ -213,8 +213,11 @@ keys and values, and of latents for the sizes of DeepSeek's models."""
 
 def constants_on(name: str, target: Target) -> tuple[Any, ...] | None:
     """The constants of a kernel on a target; None if it is not used there."""
+    from engine.cuda.runtime.compiler import KERNELS
     from tests.cuda.test_ptx import EXAMPLES
 
+    if KERNELS[name].target not in (None, target.compute_capability):
+        return None
     if target.compute_capability < (8, 0) and name in {*WIDE, "attend_compressed"}:
         return None
     return CHOSEN[name](target) if name in CHOSEN else EXAMPLES[name][0]

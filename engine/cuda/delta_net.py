@@ -53,7 +53,7 @@ from engine.cuda.intrinsics import (
     vector4,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
@@ -577,7 +577,7 @@ def gated_norm(d: int) -> KernelCode:
 
 
 @kernel(F32P, F32P, F32P, f32_t, i32, U32P, F32P, U16P, threads=RUN)
-def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> KernelCode:
+def gated_norm_quantize(unit: int, d: int, layout: int = NARROW) -> KernelCode:
     """y, each run of d elements of x normalized, times silu(gate), as int8 with one scale per ``unit`` values.
 
     Rows have ``columns`` elements; the layout is that of ``engine/cuda/products/quantize.py``.
@@ -585,7 +585,7 @@ def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> KernelCode:
     Arguments: x, weight [d], gate, eps, columns, q, d, sums.  Grid: (ceil(columns / 256), rows), blocks of 256.
     """
     normalize = _make_gated_norm(d)
-    store = make_store(unit, wide)
+    store = make_store(unit, layout)
 
     @cuda.jit
     def gated_norm_quantize(x, weight, gate, eps, columns, q, scales, sums):

@@ -18,7 +18,7 @@ from numba import cuda
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
 from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import advance, fma, inverse_root, let_next_begin, pointer, wait_for_inputs
-from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.rms_norm import make_row
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, kernel
@@ -100,12 +100,12 @@ def layer_norm(n: int, biased: bool) -> KernelCode:
 
 
 @kernel(F32P, F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
-def layer_norm_quantize(unit: int, n: int, biased: bool, wide: bool = False) -> KernelCode:
+def layer_norm_quantize(unit: int, n: int, biased: bool, layout: int = NARROW) -> KernelCode:
     """Normalized x as int8 with one scale per ``unit`` values.
 
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
-    store = make_store(unit, wide)
+    store = make_store(unit, layout)
     n_x, own_of, _ = make_row(n)
     moments, apply = _make_moments(n), _make_apply(biased)
 

@@ -16,7 +16,7 @@ from numba import cuda
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
 from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import advance, fma, inverse_root, let_next_begin, pointer, wait_for_inputs
-from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
@@ -121,12 +121,12 @@ def make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
 
 
 @kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
-def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> KernelCode:
+def rms_norm_quantize(unit: int, n: int, layout: int = NARROW) -> KernelCode:
     """Normalized x as int8 with one scale per ``unit`` values.
 
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
-    store = make_store(unit, wide)
+    store = make_store(unit, layout)
     n_x, own_of, inverse = make_row(n)
 
     @cuda.jit
@@ -154,14 +154,14 @@ def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> KernelCode:
 
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, f32_t, F32P, U32P, F32P, U16P, threads=256)
-def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -> KernelCode:
+def rms_norm_add_quantize(unit: int, n: int, normed: bool, layout: int = NARROW) -> KernelCode:
     """y = (residual + normalized x) * scale, and y as int8 with one scale per ``unit`` values; ``normed``: y normalized
     again.
 
     Arguments: residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums.
     Grid: (ceil(n / 256), rows); a block computes all of a row, and stores and quantizes a run of 256 positions.
     """
-    store = make_store(unit, wide)
+    store = make_store(unit, layout)
     n_x, own_of, inverse = make_row(n)
 
     @cuda.jit

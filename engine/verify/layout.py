@@ -18,7 +18,7 @@ from engine.cpu.integer_cache import LOG2_E
 from engine.cpu.lanes import ROWS
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cpu.products.repack import Records, fields_of
-from engine.cuda.products.quantize import is_wide
+from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS, NARROW, layout_of
 from engine.cuda.products.repack import TILE, repack_rows
 from engine.cuda.wide_delta_net import RECORD
 from engine.numerics import decay_of, sigmoid
@@ -27,12 +27,14 @@ i64 = np.int64
 
 
 def activations(
-    unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
+    unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray | None = None, sums: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The results of the kernels of ``engine/cuda/products/quantize.py`` by row: q int8 [rows, columns], scales float32
     [rows, units], and sums [rows, n].  Sums are int32, one per unit of 32 positions; for a unit of 256 they are int16, 16
     sums of 16 and 8 of 32 positions per unit, or in a wide pass float16, 16 sums of 16 positions per unit; other units have
-    none."""
+    none.  Without d and sums, q has the layout ``BLOCKS``, which contains them."""
+    if d is None or sums is None:
+        return _blocks(rows, columns // unit, q)
     tiles, units = -(-rows // 8), columns // unit
     scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
     q = q.view(np.int8)
@@ -41,7 +43,7 @@ def activations(
         # tile, unit, v, column, i, h, k, byte: position 64 v + 32 h + 16 k + 4 i + byte
         q = q.reshape(tiles, units, 4, 8, 4, 2, 2, 4).transpose(0, 3, 1, 2, 5, 6, 4, 7)
         totals = sums.view(np.int16).reshape(tiles, units, 8, 24).transpose(0, 2, 1, 3)
-        if is_wide(unit, rows):
+        if layout_of(unit, rows) != NARROW:
             totals = np.ascontiguousarray(totals[..., :16]).view(np.float16)
     else:
         # tile, run of 32 or 16 positions, column, i, k, byte: position 16 k + 4 i + byte
@@ -54,6 +56,21 @@ def activations(
         return array.reshape(tiles * 8, array.size // (tiles * 8))[:rows]
 
     return by_row(q), by_row(scales), by_row(totals)
+
+
+def _blocks(rows: int, units: int, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    words = words.view(np.uint32).reshape(-1, units, BLOCK_WORDS)
+    parts = np.split(words, (BLOCK_SCALES_AT, BLOCK_SUMS_AT), axis=2)
+    q, scales, sums = (
+        np.ascontiguousarray(part).view(of) for part, of in zip(parts, (np.int8, np.float32, np.float16), strict=True)
+    )
+    # block, unit, tile, 16 positions, column, position
+    q = q.reshape(-1, units, BLOCK_TILES, 16, 8, 16).transpose(0, 2, 4, 1, 3, 5)
+    scales = scales.reshape(-1, units, BLOCK_TILES, 8).transpose(0, 2, 3, 1)
+    # block, unit, tile, half, column, sum
+    sums = sums.reshape(-1, units, BLOCK_TILES, 2, 8, 8).transpose(0, 2, 4, 1, 3, 5)
+    n = words.shape[0] * 8 * BLOCK_TILES
+    return q.reshape(n, -1)[:rows], scales.reshape(n, -1)[:rows], sums.reshape(n, -1)[:rows]
 
 
 @family

@@ -23,7 +23,7 @@ from engine.cache.recurrent import SEGMENT
 from engine.cache.spec import LayerMemory, StoredRows, of_sequence
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
-from engine.cuda.products.quantize import is_wide
+from engine.cuda.products.quantize import NARROW, RUN, layout_of
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
@@ -454,7 +454,9 @@ class Lockstep:
         if name.startswith("matmul"):
             x = args[1 if name == "matmul_add" else 0].cpu
             if "q" in values:
-                return self._quantized(x, [self._gpu.ops.download(values[what]) for what in ("q", "scales", "sums")])
+                return self._quantized(
+                    x, [self._gpu.ops.download(values[what]) for what in ("q", "scales", "sums") if what in values]
+                )
             if "result" in values:
                 what, expected = f"{kernel} of x", x
                 if kernel.startswith("matmul") or kernel == "add":
@@ -468,10 +470,10 @@ class Lockstep:
     def _quantized(self, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
         rows, columns = x.shape
         # One scale for each unit of each row, rows in tiles of 8.
-        unit = columns * 8 * -(-rows // 8) // words[1].size
+        unit = columns * 8 * -(-rows // 8) // words[1].size if len(words) > 1 else RUN
         names = ("x as int8", "its scales", "its sums")
         q, d, s = self._cpu.ops._quantize(x, unit)
-        if is_wide(unit, rows):
+        if layout_of(unit, rows) != NARROW:
             s = s.astype(np.float16)
         elif unit == 256:
             wide = s.reshape(rows, -1, 8, 2).sum(3)

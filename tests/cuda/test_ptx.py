@@ -33,7 +33,7 @@ from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
 from engine.cuda.attention import latent as latent_attention
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
-from engine.cuda.products import wide_experts, wide_matmul
+from engine.cuda.products import quantize, wide_experts, wide_matmul
 from engine.cuda.products.experts import Finish
 from engine.cuda.runtime.compiler import (
     F32P,
@@ -381,6 +381,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 16)[k % 2], bool(k % 2), False) for k, name in enumerate(_FEW_BITS)),
     ],
     "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",), *((name,) for name in _FEW_BITS)],
+    "matmul_warpgroups": [("Q4_K",), ("Q6_K",), ("Q5_K",)],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [(), (4,)],
     "observe": [(32, False), (9, True), (128, False)],
@@ -397,7 +398,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, "swiglu"),
         (32, "plain"),
         (32, "geglu"),
-        (256, "plain", True),
+        (256, "plain", quantize.WIDE),
+        (256, "plain", quantize.BLOCKS),
         (32, "swiglu_oai"),
         (256, "relu2"),
         (32, "gelu_erf"),
@@ -415,7 +417,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (32, 96, True),
         (32, 96, False),
     ],
-    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True), (16, 2880), (128, 2048)],
+    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, quantize.WIDE), (16, 2880), (128, 2048)],
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
     "round_heads": [(512, False), (128, True), (96, False)],
@@ -439,6 +441,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
     "matmul_wide": ("mma.sync.aligned.", "cp.async.", "ld.shared.v4"),
+    "matmul_warpgroups": ("wgmma.mma_async.sync.aligned.m64n64k32", "cp.async.bulk.", "mbarrier.try_wait."),
     "gate_up": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v2"),
     "down": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v2"),
 }
@@ -446,7 +449,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 
 LONG = {"attend_chunks", "attend_compressed", "attend_in_place", "attend_integer_chunks", "attend_integers"}
 LONG |= {"attend_latents", "attend_tiles", "combine_quantize", "delta_net", "delta_rule", "matmul_experts_wide"}
-LONG |= {"matmul_wide"}
+LONG |= {"matmul_warpgroups", "matmul_wide"}
 """Kernels that take 3 to 13 seconds to compile."""
 
 MANY = {"combine", "matmul_experts", "matmul_join", "matmul_quantized"}
@@ -455,6 +458,7 @@ MANY = {"combine", "matmul_experts", "matmul_join", "matmul_quantized"}
 
 def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int, int]) -> Any:
     lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
+    lowest = KERNELS[name].target or lowest
     marks = []
     one_in = 6 if name in LONG else 4 if name in MANY else 3
     if target not in (lowest, TUNED) or (isinstance(k, int) and k % one_in):
@@ -470,6 +474,7 @@ CASES = [
     for name, examples in EXAMPLES.items()
     for k, constants in enumerate(examples)
     for target in (TUNED, *(t for t in TARGETS if t != TUNED))
+    if KERNELS[name].target in (None, target)
     if (k == 0 and (target >= (8, 0) or name not in WIDE)) or target == TUNED
 ]
 CASES += [
@@ -576,7 +581,7 @@ def test_attention_by_tiles_fits(d: int, types: str) -> None:
 def test_others_bring_no_shared_memory() -> None:
     """They have static arrays, which the assembler limits to 48 KiB."""
     with_it = {name for name, examples in EXAMPLES.items() if any(KERNELS[name](*e).shared for e in examples)}
-    others = {"matmul_experts_wide", "matmul_wide"}
+    others = {"matmul_experts_wide", "matmul_warpgroups", "matmul_wide"}
     others |= {
         "attend_compressed",
         "attend_compressed_chunks",

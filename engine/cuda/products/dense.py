@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from engine.cuda.products import matmul as kernels
-from engine.cuda.products import wide_matmul
+from engine.cuda.products import warpgroup_matmul, wide_matmul
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
@@ -35,15 +35,16 @@ def matmul(
     float32 [rows, R] for each.  A bias needs a residual, and :func:`can_add_bias`."""
     rows = x.shape[0]
     outputs = [recorder.empty((rows, weight.rows)) for weight in weights]
-    by_unit: dict[int, list[int]] = defaultdict(list)
+    by_layout: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for i, weight in enumerate(weights):
-        by_unit[weight.format.unit if weight.format.quantized else 0].append(i)
-    floats = plain(recorder, x) if 0 in by_unit else None
-    for unit, members in by_unit.items():
+        warpgroups = rows > NARROW_ROWS and _by_warpgroups(recorder, weight)
+        by_layout[weight.format.unit if weight.format.quantized else 0, warpgroups].append(i)
+    floats = plain(recorder, x) if (0, False) in by_layout else None
+    for (unit, warpgroups), members in by_layout.items():
         if floats is not None and unit == 0:
             _matmul_floats(recorder, floats, [weights[i] for i in members], residual, [outputs[i] for i in members])
             continue
-        activations = quantized(recorder, x, unit)
+        activations = quantized(recorder, x, unit, warpgroups=warpgroups)
         # Group matrices by format, so that a launch contains the code of each format once.
         members.sort(key=lambda i: weights[i].format.name)
         runs, multiply = [members], _matmul_quantized
@@ -55,6 +56,12 @@ def matmul(
             chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
             multiply(recorder, activations, rows, chosen, residual, bias, outs)
     return outputs
+
+
+def _by_warpgroups(recorder: Recorder, weight: DeviceWeight) -> bool:
+    """Whether warpgroups multiply the matrix with many rows."""
+    device = recorder.device
+    return warpgroup_matmul.takes(weight.format.name, device.compute_capability, device.shared_memory)
 
 
 def can_add_bias(weight: DeviceWeight, rows: int) -> bool:
@@ -121,10 +128,13 @@ def _matmul_wide(
         *(tiles + [tiles[-1]] * spare),
         *([weight.rows for weight in weights] + [0] * spare),
         weights[0].columns // entry.unit,
-        *x,
-        rows,
     )
-    kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
+    if _by_warpgroups(recorder, weights[0]):
+        kernel, grid, threads = warpgroup_matmul.geometry(entry.name, rows, tiles[-1])
+        arguments = (*arguments, x.q, rows)
+    else:
+        kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
+        arguments = (*arguments, *x, rows)
     recorder.launch(kernel, grid, threads, arguments, **results(outputs))
 
 

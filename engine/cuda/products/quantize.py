@@ -7,8 +7,11 @@ Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-c
     tile n = t // 8.
     unit 256: q words [tiles, K / 256, 4, 32, 4], d float32 [tiles, K / 256, 8], sums words [tiles, K / 256, 8, 12]:
         word (v, 4 c + i, 2 h + k) of a unit holds positions 64 v + 32 h + 16 k + 4 i .. + 3 of column c;
-        sums: 16 int16 sums of 16 positions each, then 8 of 32; in a wide pass the 16 are float16, which holds them exactly,
-        and the 8 are absent.
+        sums: 16 int16 sums of 16 positions each, then 8 of 32; in the layout ``WIDE`` the 16 are float16, which holds them
+        exactly, and the 8 are absent.
+        In the layout ``BLOCKS`` everything is in q, words [ceil(tiles / 16), K / 256, BLOCK_WORDS]: of 16 tiles q [16, 16, 8,
+        4], word (n, j, c, i) with positions 16 j + 4 i .. + 3 of column c of tile n; d [16, 8]; and sums, float16 [16, 2, 8,
+        8], element (n, h, c, e) the sum of positions 16 (8 h + e) .. + 15.  Tiles past the last row are not written.
     unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
     unit 64 or 128: q as for 32, d float32 [tiles, K / unit, 8], no sums.
     unit 16: q words [tiles, K / 16, 32], word 4 c + i with positions 4 i .. + 3 of column c; d float32 [tiles, K / 16, 8], no
@@ -53,25 +56,38 @@ WARPS = RUN // 32
 ALIGNED = 16
 """Bytes that shared arrays are aligned to, for vector loads."""
 
+NARROW, WIDE, BLOCKS = 0, 1, 2
+"""Layouts of units of 256: for passes of few rows, for the tensor-core products of a warp, and for those of a warpgroup."""
+
+BLOCK_TILES = 16
+"""Tiles of 8 rows in a block of the layout ``BLOCKS``."""
+BLOCK_SCALES_AT = 512 * BLOCK_TILES
+BLOCK_SUMS_AT = BLOCK_SCALES_AT + 8 * BLOCK_TILES
+BLOCK_WORDS = BLOCK_SUMS_AT + 64 * BLOCK_TILES
+"""Words of a unit of a block: the integers, then the scales, then the sums."""
+
 f32 = np.float32
 u16 = np.uint16
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
 
-def is_wide(unit: int, rows: int) -> bool:
-    """Whether activations of ``rows`` rows have their sums as float16, for tensor cores."""
-    return unit == RUN and rows > NARROW_ROWS
+def layout_of(unit: int, rows: int, warpgroups: bool = False) -> int:
+    """The layout of activations of ``rows`` rows; warpgroups: whether a kernel for warpgroups uses them."""
+    if unit != RUN or rows <= NARROW_ROWS:
+        return NARROW
+    return BLOCKS if warpgroups else WIDE
 
 
-def make_store(unit: int, wide: bool = False) -> DeviceFunction:
+def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
     """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize the positions from 256 run of row
     t, with x the thread's element; all threads of the block call it.
 
     inside: whether the position exists, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
-    bits; wide: ``is_wide`` of the pass.
+    bits; layout: of units of 256.
     """
     together = unit // 32  # warps of a unit
+    wide = layout == WIDE
 
     @device
     def store(x, inside, t, run, columns, tops, q, d, sums):
@@ -103,7 +119,17 @@ def make_store(unit: int, wide: bool = False) -> DeviceFunction:
         sum32 = I(sum16 + lane_xor_int(sum16, I(16)))
         units, n, column = I(u32(columns) // u32(unit)), I(t >> 3), I(t & 7)
         half, i = I(lane >> 4), I((lane >> 2) & 3)
-        if unit == RUN:
+        if layout == BLOCKS:
+            own = I(n & (BLOCK_TILES - 1))
+            base = I(I(I(n >> 4) * units + run) * BLOCK_WORDS)
+            if lane & 3 == 0:
+                q[base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i)] = u32(word)
+            if lane & 15 == 0:
+                at = I(I(base + BLOCK_SUMS_AT) + I(own * 64 + (warp >> 2) * 32 + column * 4))
+                sums[2 * at + I(2 * (warp & 3) + half)] = float_to_half(f32(sum16))
+            if thread == 0:
+                d[base + I(BLOCK_SCALES_AT + own * 8 + column)] = amax / f32(127.0)
+        elif unit == RUN:
             base = I(n * units + run)
             at = I(I(base * 4 + (warp >> 1)) * 128 + (column * 4 + i) * 4 + (warp & 1) * 2 + half)
             if lane & 3 == 0:
@@ -143,14 +169,14 @@ def make_store(unit: int, wide: bool = False) -> DeviceFunction:
 
 
 @kernel(F32P, F32P, i32, f32_t, f32_t, f32_t, f32_t, U32P, F32P, U16P, threads=RUN)
-def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
+def quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
     """x = ``source``(gate, up) to int8: "plain" takes up alone; any other is an activation (``ACTIVATIONS`` of
     ``engine/numerics.py``), with the parameters p0 to p3.
 
-    wide: ``is_wide`` of the pass, here and in the other kernels that quantize their result.
+    layout: ``layout_of`` the pass, here and in the other kernels that quantize their result.
     Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
     """
-    store = make_store(unit, wide)
+    store = make_store(unit, layout)
     plain, gated = source == "plain", source != "plain" and KINDS[source][0]
     of = ACTIVATIONS.get(source)
 
@@ -176,8 +202,10 @@ def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
     return quantize
 
 
-def activation_words(unit: int, rows: int, columns: int) -> tuple[int, int, int]:
+def activation_words(unit: int, rows: int, columns: int, layout: int = NARROW) -> tuple[int, int, int]:
     """The sizes of (q, d, sums) in words, for ``rows`` activation rows of ``columns`` elements."""
     tiles, units = -(-rows // 8), columns // unit
+    if layout == BLOCKS:
+        return -(-tiles // BLOCK_TILES) * units * BLOCK_WORDS, 0, 0
     sums = {256: 96, 32: 8}.get(unit, 0)
     return (tiles * columns * 2, tiles * units * 8, tiles * units * sums)

@@ -102,7 +102,7 @@ def make_wide(type_: T, stage: PipelineStage, tiles: int, apart: int) -> DeviceF
     return (_make_256 if FORMATS[type_].unit == POSITIONS else _make_small)(type_, stage, tiles, apart)
 
 
-def _make_end(tiles: int, apart: int) -> DeviceFunction:
+def make_end(tiles: int, apart: int) -> DeviceFunction:
     """The device function ``end(acc, total)``: end a chain; total: the thread's sums, ``apart`` words from one tile to the
     next."""
 
@@ -122,7 +122,7 @@ def _make_end(tiles: int, apart: int) -> DeviceFunction:
 # --- units of 256 ----------------------------------------------------------------------------------------------
 
 
-def _make_minimums(fmt: Unpack) -> DeviceFunction:
+def make_minimums(fmt: Unpack) -> DeviceFunction:
     """The device function ``minimums(h, lane)``: the lane's part of a record's minimums in the layout of ``mma_half``, one
     for each 16 positions."""
     sums, sixteen = fmt.sums, fmt.group == 16
@@ -213,7 +213,7 @@ def _make_256(type_: T, stage: PipelineStage, tiles: int, apart: int) -> DeviceF
     fmt = parts.fmt
     load, header, block, factors = fmt.make_load(SHARED_LOADS), fmt.header, fmt.block, fmt.factors
     n_words, n_dots, mins, offset = fmt.words, 4 * tiles, fmt.mins, fmt.offset * 0x01010101
-    minimums, end = _make_minimums(fmt), _make_end(tiles, apart)
+    minimums, end = make_minimums(fmt), make_end(tiles, apart)
     run = _make_quarter(parts, tiles)
     close = _make_close(mins, 32 * stage.tiles, tiles)
     sums_at, scales_at = stage.sums_at, stage.scales_at
@@ -301,7 +301,7 @@ def _make_small(type_: T, stage: PipelineStage, tiles: int, apart: int) -> Devic
     )
     products, factors = make_products(unit, fmt.block, _one if unit == 16 else vector2, 64), make_factors(fmt, parts)
     quants, lane_words, unit_words = products.quants, products.words, 2 * unit
-    run, end = _make_tiles(products.dots, fmt.mins, 8 * per_stage, tiles), _make_end(tiles, apart)
+    run, end = _make_tiles(products.dots, fmt.mins, 8 * per_stage, tiles), make_end(tiles, apart)
     sums_at, scales_at, record = stage.sums_at, stage.scales_at, parts * stage.record
 
     @device

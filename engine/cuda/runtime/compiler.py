@@ -38,8 +38,8 @@ class Kernel:
     ``arguments``: Numba types of the kernel's arguments; ``threads``: the largest number of threads per block that it is
     launched with; ``blocks``: the number of blocks that should be resident on a multiprocessor, which limits the registers, 0
     for no limit; ``shared``: bytes of dynamic shared memory, for shared arrays of shape 0, which may exceed the 48 KiB of
-    static shared arrays; ``cached``: whether the kernel needs the L1 cache.  ``threads``, ``blocks`` and ``shared`` may be
-    functions of the constants.
+    static shared arrays; ``cached``: whether the kernel needs the L1 cache; ``target``: the only compute capability that has
+    the kernel's instructions, None if all have.  ``threads``, ``blocks`` and ``shared`` may be functions of the constants.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Kernel:
     blocks: int | Callable[..., int] = 0
     shared: int | Callable[..., int] = 0
     cached: bool = False
+    target: tuple[int, int] | None = None
 
     def __call__(self, *constants: Constant) -> "Specialization":
         return Specialization(self, constants)
@@ -104,11 +105,12 @@ def kernel(
     blocks: int | Callable[..., int] = 0,
     shared: int | Callable[..., int] = 0,
     cached: bool = False,
+    target: tuple[int, int] | None = None,
 ) -> Callable[[Callable[..., KernelCode]], Kernel]:
     """Declare a factory as a kernel with these argument types.  The other parameters are fields of :class:`Kernel`."""
 
     def declare(build: Callable[..., KernelCode]) -> Kernel:
-        declared = Kernel(build.__name__, arguments, build, threads, blocks, shared, cached)
+        declared = Kernel(build.__name__, arguments, build, threads, blocks, shared, cached, target)
         KERNELS[declared.name] = declared
         return declared
 
@@ -170,6 +172,7 @@ class Intermediate:
 
     modules: list[str]
     options: dict[str, Any]
+    target: tuple[int, int] | None = None
 
     def ptx(self, compute_capability: tuple[int, int]) -> str:
         """The PTX for a compute capability.
@@ -182,7 +185,12 @@ class Intermediate:
 
         options = self.options | {"arch": "compute_{}{}".format(*compute_capability), "fma": False}
         text: bytes = nvvm.compile_ir([*self.modules, definitions(compute_capability)], **options)
-        return text.decode().strip("\x00").strip()
+        ptx = text.decode().strip("\x00").strip()
+        if self.target is not None:
+            # Instructions that later compute capabilities do not have need a target of their own.
+            assert compute_capability == self.target
+            ptx = re.sub(r"^\.target sm_\d+$", r"\g<0>a", ptx, flags=re.MULTILINE)
+        return ptx
 
 
 def intermediate(specialization: Specialization) -> Intermediate:
@@ -197,7 +205,7 @@ def intermediate(specialization: Specialization) -> Intermediate:
     with _without_a_device() as given:
         cuda.compile_ptx(specialization.function.py_func, declared.arguments, cc=TARGETS[0], launch_bounds=bounds)
     ((modules, options),) = given
-    return Intermediate(modules, options)
+    return Intermediate(modules, options, declared.target)
 
 
 def compile_ptx(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
@@ -218,7 +226,8 @@ def link(ptx: str, compute_capability: tuple[int, int], *options: str) -> tuple[
     from cuda.bindings import nvjitlink
 
     major, minor = compute_capability
-    words = [f"-arch=sm_{major}{minor}", "-O3", *options]
+    specific = "a" if re.search(r"^\.target sm_\d+a$", ptx, flags=re.MULTILINE) else ""
+    words = [f"-arch=sm_{major}{minor}{specific}", "-O3", *options]
     handle = nvjitlink.create(len(words), words)
     try:
         text = ptx.encode()

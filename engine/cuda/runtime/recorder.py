@@ -25,6 +25,10 @@ class Int8(NamedTuple):
     scales: Tensor
     sums: Tensor
 
+    def outputs(self) -> dict[str, Tensor]:
+        """The arrays by name, for :meth:`Recorder.launch`; only q where it contains the others."""
+        return {"q": self.q} if self.scales is self.q else self._asdict()
+
 
 class Added(NamedTuple):
     """The inputs and the result ``out`` of (residual + normalized x) * scale."""
@@ -93,9 +97,12 @@ class Recorder:
         loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
-    def int8(self, unit: int, rows: int, columns: int) -> Int8:
+    def int8(self, unit: int, rows: int, columns: int, layout: int = quantize.NARROW) -> Int8:
         """Uninitialized arrays for activations [rows, columns] as int8, with a scale for every ``unit`` values."""
-        q, d, sums = quantize.activation_words(unit, rows, columns)
+        q, d, sums = quantize.activation_words(unit, rows, columns, layout)
+        if layout == quantize.BLOCKS:
+            everything = self.empty((q,), np.uint32)
+            return Int8(everything, everything, everything)
         return Int8(self.empty((q,), np.uint32), self.empty((d,)), self.empty((sums,), np.uint32))
 
     def add(self, kernel: Specialization, grid: tuple[int, ...], block: int, added: Added) -> None:

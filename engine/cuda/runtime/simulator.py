@@ -346,6 +346,7 @@ class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
 
     def run(self, grid_point: tuple[int, ...], *args: Register) -> None:
         self.error: BaseException | None = None
+        self.barriers: dict[int, Any] = {}
         simulator._get_kernel_context().shared._allocations.clear()
         nx, ny, nz = self._block_dim
         points = [(x, y, z) for z in range(nz) for y in range(ny) for x in range(nx)]
@@ -376,6 +377,7 @@ class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
                 for lane, result in zip(warp, law([lane.given for lane in warp]), strict=True):
                     lane.result, lane.law = result, None
                 ready += warp
+            ready += [lane for lane in warp if lane.place == "barrier_wait" and lane.given()]
         living = [lane for lane in lanes if lane.place != "end"]
         if not ready and all(lane.place == "syncthreads" for lane in living):
             ready = living

@@ -33,8 +33,9 @@ class Deferred(ABC):
         """Record the launch that computes the value as float32."""
 
     @abstractmethod
-    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8, with a scale for every ``unit`` values; wide: whether it has the layout for wide passes."""
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
+        """The value as int8, with a scale for every ``unit`` values, in a layout of
+        ``engine/cuda/products/quantize.py``."""
 
     def plain(self, recorder: Recorder) -> Tensor:
         """The value as float32."""
@@ -73,12 +74,12 @@ class Normalized(Deferred):
         arguments = (self.x, self.weight, self.eps, columns, out)
         recorder.launch(rms_norm.rms_norm(), (-(-columns // rms_norm.LONG), rows), 256, arguments, result=out)
 
-    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8.  If the previous launch adds a residual to get x, the new launch replaces it and adds, too."""
-        to, columns = recorder.int8(unit, *self.shape), self.shape[1]
-        if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, wide, to):
-            kernel = rms_norm.rms_norm_quantize(unit, columns, wide)
-            recorder.launch(kernel, self.run_grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to._asdict())
+        to, columns = recorder.int8(unit, *self.shape, layout), self.shape[1]
+        if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, layout, to):
+            kernel = rms_norm.rms_norm_quantize(unit, columns, layout)
+            recorder.launch(kernel, self.run_grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to.outputs())
         return to
 
 
@@ -109,11 +110,11 @@ class Centered(Deferred):
         kernel = layer_norm.layer_norm(columns, self.bias is not None)
         recorder.launch(kernel, (rows,), 256, (*self._given, out), result=out)
 
-    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to = recorder.int8(unit, *self.shape)
-        kernel = layer_norm.layer_norm_quantize(unit, self.shape[1], self.bias is not None, wide)
-        recorder.launch(kernel, self.run_grid, quantize.RUN, (*self._given, *to), **to._asdict())
+        to = recorder.int8(unit, *self.shape, layout)
+        kernel = layer_norm.layer_norm_quantize(unit, self.shape[1], self.bias is not None, layout)
+        recorder.launch(kernel, self.run_grid, quantize.RUN, (*self._given, *to), **to.outputs())
         return to
 
 
@@ -139,12 +140,12 @@ class GatedNormalized(Deferred):
         kernel = delta_net.gated_norm(self.weight.size)
         recorder.launch(kernel, (-(-out.size // 256),), 256, arguments, result=out)
 
-    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to = recorder.int8(unit, *self.shape)
+        to = recorder.int8(unit, *self.shape, layout)
         arguments = (self.x, self.weight, self.gate, self.eps, self.shape[1], *to)
-        kernel = delta_net.gated_norm_quantize(unit, self.weight.size, wide)
-        recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to._asdict())
+        kernel = delta_net.gated_norm_quantize(unit, self.weight.size, layout)
+        recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to.outputs())
         return to
 
 
@@ -170,12 +171,15 @@ class Gated(Deferred):
         arguments = (gate, self.up, out.size, *self.activation.numbers, out)
         recorder.launch(kernel, (-(-out.size // 256),), 256, arguments, result=out)
 
-    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to, columns = recorder.int8(unit, *self.shape), self.shape[1]
-        kernel, gate = quantize.quantize(unit, self.activation.kind, wide), self.up if self.gate is None else self.gate
+        to, columns = recorder.int8(unit, *self.shape, layout), self.shape[1]
+        kernel, gate = (
+            quantize.quantize(unit, self.activation.kind, layout),
+            self.up if self.gate is None else self.gate,
+        )
         arguments = (gate, self.up, columns, *self.activation.numbers, *to)
-        recorder.launch(kernel, runs(self.shape)[::-1], quantize.RUN, arguments, **to._asdict())
+        recorder.launch(kernel, runs(self.shape)[::-1], quantize.RUN, arguments, **to.outputs())
         return to
 
 
@@ -213,11 +217,11 @@ class Attended(Deferred):
         shape, arguments = self.geometry, (*self._parts, out, self.partials, self.window)
         recorder.launch(shape.combine, shape.combine_grid, shape.combine_block, arguments, result=out)
 
-    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8.  Two kernels compute it if that is faster."""
-        if wide or not self.geometry.quantizes:
-            return _quantized_array(recorder, self.plain(recorder), unit, wide)
-        to, parts, partials, shape = recorder.int8(unit, *self.shape), self._parts, self.partials, self.geometry
+        if layout or not self.geometry.quantizes:
+            return _quantized_array(recorder, self.plain(recorder), unit, layout)
+        to, parts, partials, shape = recorder.int8(unit, *self.shape, layout), self._parts, self.partials, self.geometry
         if shape.join:
             (rows, columns), d_v = self.shape, shape.d_v
             n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
@@ -227,7 +231,7 @@ class Attended(Deferred):
             recorder.launch(shape.join, grid, d_v, arguments, mass=mass, values=values)
             parts = (mass, values, *parts[2:])
         arguments = (*parts, *to, self.columns, partials, self.window)
-        recorder.launch(shape.quantized(unit), self.run_grid, quantize.RUN, arguments, **to._asdict())
+        recorder.launch(shape.quantized(unit), self.run_grid, quantize.RUN, arguments, **to.outputs())
         return to
 
 
@@ -236,10 +240,13 @@ def plain(recorder: Recorder, x: Tensor | Deferred) -> Tensor:
     return x if isinstance(x, Tensor) else x.plain(recorder)
 
 
-def quantized(recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0) -> Int8:
-    """x as int8, with a scale for every ``unit`` values; pass_rows: the number of rows of the pass, if x has another one."""
-    wide = quantize.is_wide(unit, pass_rows or x.shape[0])
-    return _quantized_array(recorder, x, unit, wide) if isinstance(x, Tensor) else x.quantized(recorder, unit, wide)
+def quantized(
+    recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0, warpgroups: bool = False
+) -> Int8:
+    """x as int8, with a scale for every ``unit`` values; pass_rows: the number of rows of the pass, if x has another one;
+    warpgroups: whether a kernel for warpgroups uses it."""
+    layout = quantize.layout_of(unit, pass_rows or x.shape[0], warpgroups)
+    return _quantized_array(recorder, x, unit, layout) if isinstance(x, Tensor) else x.quantized(recorder, unit, layout)
 
 
 def runs(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -248,22 +255,22 @@ def runs(shape: tuple[int, ...]) -> tuple[int, int]:
     return -(-columns // quantize.RUN), rows
 
 
-def _quantized_array(recorder: Recorder, x: Tensor, unit: int, wide: bool) -> Int8:
-    to, columns = recorder.int8(unit, *x.shape), x.shape[1]
-    if not _add_and_quantize(recorder, x, (0, 0.0), unit, wide, to):
-        kernel, arguments = quantize.quantize(unit, "plain", wide), (x, x, columns, 0.0, 0.0, 0.0, 0.0, *to)
-        recorder.launch(kernel, runs(x.shape)[::-1], quantize.RUN, arguments, **to._asdict())
+def _quantized_array(recorder: Recorder, x: Tensor, unit: int, layout: int) -> Int8:
+    to, columns = recorder.int8(unit, *x.shape, layout), x.shape[1]
+    if not _add_and_quantize(recorder, x, (0, 0.0), unit, layout, to):
+        kernel, arguments = quantize.quantize(unit, "plain", layout), (x, x, columns, 0.0, 0.0, 0.0, 0.0, *to)
+        recorder.launch(kernel, runs(x.shape)[::-1], quantize.RUN, arguments, **to.outputs())
     return to
 
 
 def _add_and_quantize(
-    recorder: Recorder, y: Tensor, norm: tuple[Tensor | int, float], unit: int, wide: bool, to: Int8
+    recorder: Recorder, y: Tensor, norm: tuple[Tensor | int, float], unit: int, layout: int, to: Int8
 ) -> bool:
     """If the previous launch computes y, replace it by one launch that computes y and quantizes it to int8.  norm: weight and
     eps of a norm before quantization, or zeros.  Returns whether the launch was recorded."""
     added = recorder.take_added(y)
     if added is None:
         return False
-    kernel = rms_norm.rms_norm_add_quantize(unit, y.shape[1], isinstance(norm[0], Tensor), wide)
-    recorder.launch(kernel, runs(y.shape), quantize.RUN, (*added[:-1], *norm, y, *to), result=y, **to._asdict())
+    kernel = rms_norm.rms_norm_add_quantize(unit, y.shape[1], isinstance(norm[0], Tensor), layout)
+    recorder.launch(kernel, runs(y.shape), quantize.RUN, (*added[:-1], *norm, y, *to), result=y, **to.outputs())
     return True

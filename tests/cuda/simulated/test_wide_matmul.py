@@ -11,7 +11,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cuda import backend
-from engine.cuda.products import repack, wide_matmul
+from engine.cuda.products import repack, warpgroup_matmul, wide_matmul
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
 from tests.cuda.simulated.test_experts import packed
@@ -58,6 +58,9 @@ LARGE = 227 << 10
             ("Q4_1", 20, 9, 5, False),
             ("Q6_K", 17, 1, 16, False),
             ("Q2_K", 19, 1, 3, True),
+            # Warpgroups: a second block of activations, with a stage that is used again, and a second block of weights.
+            ("Q5_K", 130, 4, 21, True),
+            ("Q6_K", 17, 2, 130, True),
         ],
         5,
     ),
@@ -68,7 +71,9 @@ def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large:
     columns = units * FORMATS_BY_NAME[name].unit
     w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
     names, (ours,) = product(gpu, x, w)
-    assert names[1:] == [f"matmul_wide[{name}]" if large else f"matmul_wide[{name}, True]"]
+    by_warpgroups = large and name in warpgroup_matmul.FORMATS_OF_PLANES
+    kind = "warpgroups" if by_warpgroups else "wide"
+    assert names[1:] == [f"matmul_{kind}[{name}]" if large else f"matmul_wide[{name}, True]"]
     same(ours, cpu.matmul(x, w)[0])
 
 
