@@ -93,6 +93,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cpu/rope.py": ("tests/cpu/test_operations.py", "tests/cpu/test_bounds.py -k operations"),
             "engine/cpu/runs.py": (
                 "tests/cpu/test_delta_net.py",
+                "tests/cpu/test_kda.py",
                 "tests/cpu/test_mamba.py",
                 "tests/cpu/test_short_conv.py",
             ),
@@ -100,6 +101,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cpu/runtime/program.py": ("tests/cpu/test_team.py", "tests/cpu/test_programs.py"),
             "engine/cpu/runtime/walk.py": ("tests/cpu/test_team.py",),
             "engine/cpu/sample.py": ("tests/decode/test_sampler.py",),
+            "engine/cpu/kda.py": ("tests/cpu/test_kda.py", "tests/cpu/test_bounds.py -k kda"),
             "engine/cpu/mamba.py": ("tests/cpu/test_mamba.py", "tests/cpu/test_bounds.py -k mamba"),
             "engine/cpu/short_conv.py": ("tests/cpu/test_short_conv.py", "tests/cpu/test_bounds.py -k short"),
             "engine/cpu/softcap.py": (
@@ -169,6 +171,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             ),
             "engine/cuda/sample.py": ("tests/cuda/simulated/test_sample.py",),
             "engine/cuda/attention/scores.py": ("tests/cuda/simulated/test_direct_attention.py",),
+            "engine/cuda/kda.py": ("tests/cuda/simulated/test_kda.py",),
             "engine/cuda/mamba.py": ("tests/cuda/simulated/test_mamba.py",),
             "engine/cuda/short_conv.py": ("tests/cuda/simulated/test_short_conv.py",),
             "engine/cuda/softcap.py": ("tests/cuda/simulated/test_operations.py -k softcap",),

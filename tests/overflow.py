@@ -22,10 +22,12 @@ from engine.cache.recurrent import RecurrentCacheSpec
 from engine.cache.short_conv import ShortConvCacheSpec
 from engine.cache.types import F16, F32, Types, cache_type
 from engine.gguf.quants import FORMATS
+from engine.models.kda_config import KDAConfig
 from engine.ops.activation import KINDS, SWIGLU, Activation
 from engine.ops.compressor import Compressor
 from engine.ops.delta_net import DeltaNet
 from engine.ops.heads import Heads
+from engine.ops.kda import KDA
 from engine.ops.latent import Latent
 from engine.ops.mamba import Mamba
 from engine.ops.weight import Weight
@@ -428,6 +430,24 @@ def short_conv(part: int) -> Rows:
     return rows
 
 
+def kda(which: int) -> Rows:
+    """which: of q, k, v, f, b."""
+
+    def rows(device: Device, bad: float | None) -> list[np.ndarray]:
+        n_head, d, taps = 4, 32, 3
+        inner = n_head * d
+        given = [draw(ROWS, n) for n in (inner, inner, inner, inner, n_head)]
+        given[which] = with_bad(given[which], bad, 3)
+        weights = 1 + draw(3 * inner, taps) / 9, -1 - draw(n_head) / 9, draw(inner)
+        net = KDA(n_head, d, taps, 1e-6, *(device.up(weight) for weight in weights))
+        memory = device.memory(KDAConfig(n_head, d, taps).cache_spec(1, 16), 0, F32)
+        batch = replace(rows_from(0, device), sequences=device.up(np.zeros(ROWS, np.int32)))
+        q, k, v, f, b = (device.up(array) for array in given)
+        return device.run(lambda: device.ops.kda(net, q, k, v, f, b, memory, batch))
+
+    return rows
+
+
 def mamba(which: str) -> Rows:
     """which: x, gate or step."""
 
@@ -439,7 +459,7 @@ def mamba(which: str) -> Rows:
         z = with_bad(z, bad, 3) if which == "gate" else z
         weights = 1 + draw(channels, taps) / 9, draw(channels), draw(n_head), -1 - draw(n_head) / 9, draw(n_head)
         net = Mamba(n_head, d, n, 1, taps, *(device.up(weight) for weight in weights))
-        memory = device.memory(MambaCacheSpec(channels, taps, n_head, d, n, 1), 0, F32)
+        memory = device.memory(MambaCacheSpec(channels, taps, n_head, d, n, channels + 2 * n_head, 1), 0, F32)
         batch = replace(rows_from(0, device), sequences=device.up(np.zeros(ROWS, np.int32)))
         given = device.up(u), device.up(z)
         return device.run(lambda: device.ops.mamba(net, *given, memory, batch))
@@ -555,6 +575,7 @@ OTHERS = [
     ),
     *(Case(f"latent attention {which}", latents(which, True)) for which in ("q", "q_rope", "c", "k_rope")),
     *(Case(f"delta net, {which}", delta_net(which)) for which in ("value", "alpha", "beta")),
+    *(Case(f"kda, {which}", kda(part)) for part, which in enumerate("qkvfb")),
     *(Case(f"mamba, {which}", mamba(which)) for which in ("x", "gate", "step")),
     *(Case(f"short convolution, {which}", short_conv(part)) for part, which in enumerate("bcx")),
     *(Case(f"rounding to {4 if four else 8} bits", rounding(four)) for four in (False, True)),

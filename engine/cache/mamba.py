@@ -1,4 +1,5 @@
-"""The cache of a Mamba-2 layer: rings of states, one for each segment, and of what each token adds to them.
+"""The cache of a layer of Mamba-2 or of Kimi delta attention: rings of states, one for each segment, and of what each token
+does to them.
 
 Positions are divided into segments of 16, counted from position 0.  A layer stores its state at the beginning of each segment
 and, for each token, what the recurrence reads of it.  A pass that begins in the middle of a segment reads the state at the
@@ -26,13 +27,13 @@ from engine.limits import DECODE_ROWS
 
 @dataclass
 class MambaCache(LayerMemory[A]):
-    """The cache of one Mamba-2 layer.
+    """The cache of one layer.
 
     inputs: float32 [sequences, length, n_channels]; the inputs of the convolution for position p are in row p % length.
     states: float32 [sequences, segments, n_head, d, n]; the state before position 16 s is at index s % segments.  The state
         before position 0 is zero and is not stored.
-    tokens: float32 [sequences, 16 segments, width]; what the recurrence reads of position p, the results of the convolution,
-        the steps and the decays, is in row p % (16 segments).
+    tokens: float32 [sequences, 16 segments, width]; what the recurrence reads of position p to change the state, such as
+        results of the convolution, steps and decays, is in row p % (16 segments).
     taps: the number of taps of the convolution, each of which reads one position.
     """
 
@@ -94,13 +95,14 @@ class MambaCache(LayerMemory[A]):
 
 @dataclass(frozen=True)
 class MambaCacheSpec(CacheSpec):
-    """The specification of the cache of a Mamba-2 layer.
+    """The specification of the cache of a layer.
 
     n_channels: the number of inputs of the convolution per position.
     taps: the number of taps of the convolution.
     n_head: the number of heads, each of which has a state [d, n].
     d: the number of elements of a head.
     n: the number of elements of the state for each of them.
+    width: the number of elements that the recurrence reads of a position.
     rewind: the number of tokens that can always be rolled back.
     decode_rows: the maximum number of rows in a decode batch.
     """
@@ -110,6 +112,7 @@ class MambaCacheSpec(CacheSpec):
     n_head: int
     d: int
     n: int
+    width: int
     rewind: int
     decode_rows: int = DECODE_ROWS
 
@@ -122,11 +125,6 @@ class MambaCacheSpec(CacheSpec):
     def length(self, max_rows: int) -> int:
         """The number of rows in the ring of inputs, if a pass has at most ``max_rows`` rows."""
         return ring_length(self.taps, self.rewind, self.decode_rows, max_rows)
-
-    @property
-    def width(self) -> int:
-        """The number of elements that the recurrence reads of a position."""
-        return self.n_channels + 2 * self.n_head
 
     @property
     def segment_bytes(self) -> int:

@@ -21,6 +21,7 @@ from engine.cpu.operations.attention import AttentionOperations
 from engine.cpu.operations.compressed import CompressedOperations
 from engine.cpu.operations.delta_net import DeltaNetOperations
 from engine.cpu.operations.experts import ExpertOperations
+from engine.cpu.operations.kda import KDAOperations
 from engine.cpu.operations.latent import LatentOperations
 from engine.cpu.operations.mamba import MambaOperations
 from engine.cpu.operations.short_conv import ShortConvOperations
@@ -56,6 +57,7 @@ class Backend(
     DeltaNetOperations,
     ShortConvOperations,
     MambaOperations,
+    KDAOperations,
     CompressedOperations,
     AltUpOperations,
     ExpertOperations,

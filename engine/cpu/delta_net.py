@@ -305,13 +305,17 @@ def keep_keys(y, n_k, positions, sequences, keys, first, last):
 
 
 @njit(cache=True, error_model="numpy")
-def gated_norm(x, weight, gate, eps, y, first, last):
-    """y = ((x * r) * weight) * silu(gate), over the runs [first, last) of weight.size elements; r as in
-    ``engine/cpu/rms_norm.py``."""
+def gated_norm(x, weight, gate, eps, swish, y, first, last):
+    """y = ((x * r) * weight) * silu(gate), or sigmoid(gate) unless ``swish``, over the runs [first, last) of weight.size
+    elements; r as in ``engine/cpu/rms_norm.py``."""
     chains = np.empty(NORM_CHAINS, np.float32)
     n = weight.size
     for t in range(first, last):
         r = inverse_rms(x[t], eps, chains)
         given, z, out = x[t, :n], gate[t, :n], y[t, :n]
-        for i in range(out.size):
-            out[i] = given[i] * r * weight[i] * silu(z[i])
+        if swish:
+            for i in range(out.size):
+                out[i] = given[i] * r * weight[i] * silu(z[i])
+        else:
+            for i in range(out.size):
+                out[i] = given[i] * r * weight[i] * sigmoid(z[i])

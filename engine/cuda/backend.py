@@ -29,6 +29,7 @@ from engine.cuda import (
     delta_net,
     embed,
     glu,
+    kda,
     mamba,
     mtp,
     observe,
@@ -66,6 +67,7 @@ from engine.ops.device import DeviceMemory, DeviceOperations
 from engine.ops.executor import Forward
 from engine.ops.experts import ChosenExperts, Experts
 from engine.ops.heads import Heads
+from engine.ops.kda import KDA
 from engine.ops.latent import Latent
 from engine.ops.mamba import Mamba
 from engine.ops.memory import Progress
@@ -664,8 +666,35 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             self.recorder.launch(mamba.keep_tokens(mixed), grid, 256, arguments)
         return out
 
-    def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor | Deferred:
-        return GatedNormalized(x, weight, gate, eps)
+    def kda(
+        self,
+        net: KDA[Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        f: Tensor,
+        b: Tensor,
+        memory: MambaCache[Tensor],
+        batch: Batch[Tensor],
+    ) -> Tensor:
+        rows, mixed, keeps, d, inner = batch.rows, batch.mixed, memory.has_room(batch.rows), net.d, net.d_inner
+        y, out = self.recorder.empty((rows, inner + net.width)), self.recorder.empty((rows, inner))
+        places, segments = (batch.positions, batch.sequences), memory.states.shape[1]
+        rings = memory.inputs.shape[1], memory.tokens.shape[1], memory.inputs, memory.tokens
+        weights = net.conv, net.a, net.dt, net.eps, 1.0 / d**0.5, net.n_head
+        arguments: tuple[Argument, ...] = (q, k, v, f, b, *weights, *places, *rings, y)
+        grid: tuple[int, ...] = kda.conv_grid(net.n_head, rows)
+        self.recorder.launch(kda.kda_conv(d, net.taps, mixed, keeps), grid, 32 * kda.WARPS, arguments, convolved=y)
+        arguments = (y, *places, net.n_head, rows, segments, memory.tokens, memory.states, out)
+        grid = kda.grid(d, net.n_head, rows if mixed else 1)
+        self.recorder.launch(kda.kda_scan(d, mixed), grid, kda.THREADS, arguments, result=out)
+        if not keeps:
+            arguments = (q, k, v, y, rows, inner, net.n_head, *places, *rings)
+            self.recorder.launch(kda.kda_keep(mixed), (-(-net.width // 256), rows), 256, arguments)
+        return out
+
+    def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float, swish: bool = True) -> Tensor | Deferred:
+        return GatedNormalized(x, weight, gate, eps, swish)
 
     def experts(
         self,

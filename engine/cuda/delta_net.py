@@ -527,9 +527,10 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
 # --- the norm of the results -----------------------------------------------------------------------------------
 
 
-def _make_gated_norm(d: int) -> DeviceFunction:
-    """The device function ``gated_norm(x, gate, weight, eps, at)``: element at + lane of ((x * r) * weight) * silu(gate), r =
-    1 / sqrt(sum(x^2) / d + eps) over its run of d elements (``engine/cpu/delta_net.py``).
+def _make_gated_norm(d: int, swish: bool) -> DeviceFunction:
+    """The device function ``gated_norm(x, gate, weight, eps, at)``: element at + lane of ((x * r) * weight) * silu(gate), or
+    sigmoid(gate) unless ``swish``; r = 1 / sqrt(sum(x^2) / d + eps) over its run of d elements
+    (``engine/cpu/delta_net.py``).
 
     A warp calls it before its inputs are complete, with ``at`` a multiple of 32; each warp computes r of its run again.
     """
@@ -549,18 +550,19 @@ def _make_gated_norm(d: int) -> DeviceFunction:
         value = x[I(at + lane)]
         opening = gate[I(at + lane)]
         r = inverse_root(squares(whole), F(d), eps)
-        return value * r * factor * silu(opening)
+        return value * r * factor * (silu(opening) if swish else sigmoid(opening))
 
     return gated_norm
 
 
 @kernel(F32P, F32P, F32P, f32_t, i32, F32P, threads=RUN)
-def gated_norm(d: int) -> KernelCode:
-    """y [n] = x [n], each run of d elements normalized, times silu(gate); d: a multiple of 32.
+def gated_norm(d: int, swish: bool = True) -> KernelCode:
+    """y [n] = x [n], each run of d elements normalized, times silu(gate), or sigmoid(gate) unless ``swish``; d: a multiple of
+    32.
 
     Arguments: x, weight [d], gate, eps, n, y.  Grid: ceil(n / 256), blocks of 256.
     """
-    normalize = _make_gated_norm(d)
+    normalize = _make_gated_norm(d, swish)
 
     @cuda.jit
     def gated_norm(x, weight, gate, eps, n, y):
@@ -577,14 +579,15 @@ def gated_norm(d: int) -> KernelCode:
 
 
 @kernel(F32P, F32P, F32P, f32_t, i32, U32P, F32P, U16P, threads=RUN)
-def gated_norm_quantize(unit: int, d: int, layout: int = NARROW) -> KernelCode:
-    """y, each run of d elements of x normalized, times silu(gate), as int8 with one scale per ``unit`` values.
+def gated_norm_quantize(unit: int, d: int, layout: int = NARROW, swish: bool = True) -> KernelCode:
+    """y, each run of d elements of x normalized, times silu(gate), or sigmoid(gate) unless ``swish``, as int8 with one scale
+    per ``unit`` values.
 
     Rows have ``columns`` elements; the layout is that of ``engine/cuda/products/quantize.py``.
 
     Arguments: x, weight [d], gate, eps, columns, q, d, sums.  Grid: (ceil(columns / 256), rows), blocks of 256.
     """
-    normalize = _make_gated_norm(d)
+    normalize = _make_gated_norm(d, swish)
     store = make_store(unit, layout)
 
     @cuda.jit

@@ -32,13 +32,14 @@ BLOCK = 32
 
 
 @kernel(*(F32P, F32P, F32P, F32P, I32P, I32P, I32P, F32P, F32P, F32P, f32, i32, i32, i32, F32P, U32P), threads=BLOCK)
-def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -> KernelCode:
+def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool, turned: bool = True) -> KernelCode:
     """All queries, and the row of each position.
 
     Arguments: q, r, c, k, positions, sequences, table, angles, norm, factors, eps, n_head (0: only rows are stored), stride
     (chunks of a row of the table), mixed (1: each row has its own slot; 0: all have that of the first row), query, latents.
     ``half``: rows are float16; ``scaled``: queries are multiplied by the factors of their positions; ``early``: no kernel of
-    the same chain writes the positions, so they, the angles and the page are read before ``wait_for_inputs``.
+    the same chain writes the positions, so they, the angles and the page are read before ``wait_for_inputs``; ``turned``: r
+    and k are rotated; otherwise ``angles`` is not read.
     Grid: (n_head + 1, rows), blocks of ``BLOCK``.
     """
     pairs, n_x, n_pairs = n_rope // 2, -(-rank // 32), max(1, -(-n_rope // 64))
@@ -49,6 +50,8 @@ def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -
     @device
     def turn(source, i, cos, sin):
         a, b = source[2 * i], source[2 * i + 1]
+        if not turned:
+            return a, b
         return fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
 
     @cuda.jit
@@ -66,7 +69,7 @@ def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -
         turns = advance(angles, np.int64(position) * n_rope)
         for j in range(n_pairs):
             cos[j], sin[j] = F(0.0), F(0.0)
-            if lane + 32 * j < pairs:
+            if turned and lane + 32 * j < pairs:
                 cos[j] = turns[lane + 32 * j]
                 sin[j] = turns[pairs + lane + 32 * j]
         factor, page = F(1.0), I(0)

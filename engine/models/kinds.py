@@ -42,7 +42,6 @@ NEAREST = {
     "jamba": "qwen35",
     "jina-bert-v2": "bert",
     "jina-bert-v3": "bert",
-    "kimi-linear": "qwen3next",
     "llama4": "llama",
     "mamba": "qwen35",
     "mamba2": "granitehybrid",

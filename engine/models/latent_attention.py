@@ -2,7 +2,7 @@
 
 c, k' = a Wkv_a;  q, q' = a Wq, or rms_norm(a Wq_a) Wq_b, for each head;  a position is stored as [rms_norm(c), rope(k')];
 o = attention of queries [Wk_b q, rope(q')] over the stored vectors, then Wv_b o for each head
-(``Operations.latent_attention``);  the layer adds o Wo to the residual stream.
+(``Operations.latent_attention``);  the layer adds o Wo to the residual stream.  Some models do not rotate q' and k'.
 
 This is the *absorbed* form: Wk_b is applied to the query of a head instead of to all latents, q . (Wk_b^T c) = (Wk_b q) . c,
 and Wv_b is applied to a weighted sum of latents instead of to each latent.  Prefill and decode both use this form, so that
@@ -86,7 +86,7 @@ def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> Lat
             norm=loader.vector(blk + "attn_kv_a_norm.weight", c.rank),
             k_b=loader.ops.weight(k_b),
             v_b=loader.ops.weight(v_b),
-            table=loader.rotary(c.rope).table,
+            table=loader.table(c.rope),
             query_scales=loader.temperature(c.temperature),
         ),
     )

@@ -19,7 +19,7 @@ class LatentConfig(MixerConfig):
     rank: the number of elements of a latent.
     d_v: the number of elements of a head's value.
     scale: the factor of the scores.
-    rope: the rotation of the last n_rope elements.
+    rope: the rotation of the last n_rope elements; None: they are not rotated.
     q_rank: the number of elements of a latent from which the queries of all heads are computed; 0: there is no such latent.
     temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
     """
@@ -30,7 +30,7 @@ class LatentConfig(MixerConfig):
     rank: int
     d_v: int
     scale: float
-    rope: RopeConfig
+    rope: RopeConfig | None
     q_rank: int = 0
     temperature: tuple[float, int] | None = None
 
@@ -52,8 +52,8 @@ class LatentConfig(MixerConfig):
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
-        """A tuple of ``rope``."""
-        return (self.rope,)
+        """A tuple of ``rope``, which is empty if there is no rotation."""
+        return () if self.rope is None else (self.rope,)
 
     def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
         """The memory in bytes for the results of chunks before they are joined."""

@@ -25,6 +25,8 @@ from engine.models.compressed import load_compressed
 from engine.models.compressed_config import CompressedConfig
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.feed_forward import load_feed_forward, load_mixture
+from engine.models.kda import load_kda
+from engine.models.kda_config import KDAConfig
 from engine.models.latent_attention import load_latent_attention
 from engine.models.latent_config import LatentConfig
 from engine.models.loader import Loader
@@ -46,6 +48,7 @@ MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], Mixer]] = {
     DeltaNetConfig: load_recurrent,
     ShortConvConfig: load_short_conv,
     MambaConfig: load_mamba,
+    KDAConfig: load_kda,
     CompressedConfig: load_compressed,
 }
 """The function ``load(loader, blk, config)`` that loads a mixer, for each kind of configuration.  ``blk`` is the prefix of

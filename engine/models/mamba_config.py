@@ -14,7 +14,8 @@ class MambaConfig(MambaSizes, MixerConfig):
 
     def cache_spec(self, rewind: int, decode_rows: int) -> MambaCacheSpec:
         """The specification of the cache: states, the latest tokens, and inputs of the convolution."""
-        return MambaCacheSpec(self.n_channels, self.taps, self.n_head, self.d, self.n, rewind, decode_rows)
+        sizes = self.n_channels, self.taps, self.n_head, self.d, self.n, self.width
+        return MambaCacheSpec(*sizes, rewind, decode_rows)
 
     @property
     def row_elements(self) -> int:

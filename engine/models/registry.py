@@ -34,6 +34,7 @@ from engine.models.families import (
     gpt_oss,
     granite,
     hunyuan,
+    kimi_linear,
     lfm2,
     llama,
     mimo2,
@@ -89,6 +90,7 @@ FAMILIES = (
     mimo2,
     step35,
     deepseek2,
+    kimi_linear,
     deepseek4,
     bert,
 )

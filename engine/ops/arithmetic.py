@@ -19,6 +19,7 @@ from engine.ops.compressor import Compressor
 from engine.ops.delta_net import DeltaNet
 from engine.ops.experts import ChosenExperts, Experts
 from engine.ops.heads import Heads
+from engine.ops.kda import KDA
 from engine.ops.latent import Latent
 from engine.ops.mamba import Mamba
 
@@ -176,8 +177,23 @@ class Arithmetic(Protocol[A, V, M]):
         Returns y, float32 [rows, n_head * d].
         """
 
-    def gated_norm(self, x: A, weight: A, gate: A, eps: float) -> V:
-        """rms_norm of each run of d elements of x, multiplied by silu(gate): x, gate [rows, n], weight [d]; d divides n.
+    def kda(self, net: KDA[A], q: A, k: A, v: A, f: A, b: A, memory: MambaCache[A], batch: Batch[A]) -> A:
+        """One step of Kimi delta attention per row: the convolutions, the norms of queries and keys, and the recurrence.
+
+        For each head, with q, k, v after the convolutions and norms, e = exp(a * softplus(f + dt)) for each element of the
+        key, and rate = sigmoid(b): S_i = e * S_i, u_i = (v_i - S_i . k) * rate, S_i = u_i * k + S_i and y_i = S_i . q.
+
+        q, k, v, f: [rows, n_head * d].
+        b: [rows, n_head].
+        memory: the inputs of the convolutions for earlier positions, the state and the tokens of its segment are read from
+            it, and those of the rows are stored in it.
+
+        Returns y, float32 [rows, n_head * d].
+        """
+
+    def gated_norm(self, x: A, weight: A, gate: A, eps: float, swish: bool = True) -> V:
+        """rms_norm of each run of d elements of x, multiplied by silu(gate), or by sigmoid(gate) unless ``swish``: x, gate
+        [rows, n], weight [d]; d divides n.
 
         Returns float32 [rows, n].
         """

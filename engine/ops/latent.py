@@ -16,7 +16,8 @@ class Latent(Generic[A, M]):
     norm: float32 [rank], the weights of the norm of latents, which is applied before they are stored.
     k_b: the stacked matrices of all heads, [n_head * rank, n_nope], which map queries to the space of latents.
     v_b: the stacked matrices of all heads, [n_head * d_v, rank], which map weighted sums of latents to values.
-    table: float32 [n_ctx, 2, n_rope / 2], the cosines and sines of the rotation of pairs (2i, 2i + 1).
+    table: float32 [n_ctx, 2, n_rope / 2], the cosines and sines of the rotation of pairs (2i, 2i + 1); None:
+        there is no rotation.
     query_scales: float32 [n_ctx], or None: a factor of the queries by position.
     """
 
@@ -30,5 +31,5 @@ class Latent(Generic[A, M]):
     norm: A
     k_b: M
     v_b: M
-    table: A
+    table: A | None
     query_scales: A | None = None

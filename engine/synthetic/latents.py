@@ -30,39 +30,45 @@ class LatentShape(Shape):
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
-        e, mix, heads = self.n_embd, self.experts, self.n_head
-        assert mix is not None
-        q = heads * (self.n_nope + self.n_rot)
+        e = self.n_embd
         yield "token_embd.weight", (self.n_vocab, e)
         for layer in range(self.n_block):
             block = f"blk.{layer}."
             yield block + "attn_norm.weight", (e,)
-            if self.q_rank:
-                yield block + "attn_q_a.weight", (self.q_rank, e)
-                yield block + "attn_q_a_norm.weight", (self.q_rank,)
-                yield block + "attn_q_b.weight", (q, self.q_rank)
-            else:
-                yield block + "attn_q.weight", (q, e)
-            yield block + "attn_kv_a_mqa.weight", (self.head_dim, e)
-            yield block + "attn_kv_a_norm.weight", (self.rank,)
-            yield block + "attn_k_b.weight", (heads, self.rank, self.n_nope)
-            yield block + "attn_v_b.weight", (heads, self.d_v, self.rank)
-            yield block + "attn_output.weight", (e, heads * self.d_v)
+            yield from self._mixer(block, layer)
             yield block + "ffn_norm.weight", (e,)
-            if layer == 0:
-                yield from self._feed_forward(block)
-            else:
-                yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
-                if self.sigmoid:
-                    yield block + "exp_probs_b.bias", (mix.n_expert,)
-                for name, wide in (("gate", True), ("up", True), ("down", False)):
-                    n, shared = mix.n_ff, mix.n_ff * self.n_shared
-                    yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, *((n, e) if wide else (e, n)))
-                    yield f"{block}ffn_{name}_shexp.weight", (shared, e) if wide else (e, shared)
+            yield from self._feed_forward(block) if layer == 0 else self._mixture(block)
             if layer >= self.n_layer:
                 yield from self._nextn(block)
         yield "output_norm.weight", (e,)
         yield "output.weight", (self.n_vocab, e)
+
+    def _mixer(self, block: str, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The mixer of a layer: latent attention."""
+        e, heads = self.n_embd, self.n_head
+        q = heads * (self.n_nope + self.n_rot)
+        if self.q_rank:
+            yield block + "attn_q_a.weight", (self.q_rank, e)
+            yield block + "attn_q_a_norm.weight", (self.q_rank,)
+            yield block + "attn_q_b.weight", (q, self.q_rank)
+        else:
+            yield block + "attn_q.weight", (q, e)
+        yield block + "attn_kv_a_mqa.weight", (self.head_dim, e)
+        yield block + "attn_kv_a_norm.weight", (self.rank,)
+        yield block + "attn_k_b.weight", (heads, self.rank, self.n_nope)
+        yield block + "attn_v_b.weight", (heads, self.d_v, self.rank)
+        yield block + "attn_output.weight", (e, heads * self.d_v)
+
+    def _mixture(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        e, mix = self.n_embd, self.experts
+        assert mix is not None
+        yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+        if self.sigmoid:
+            yield block + "exp_probs_b.bias", (mix.n_expert,)
+        for name, wide in (("gate", True), ("up", True), ("down", False)):
+            n, shared = mix.n_ff, mix.n_ff * self.n_shared
+            yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, *((n, e) if wide else (e, n)))
+            yield f"{block}ffn_{name}_shexp.weight", (shared, e) if wide else (e, shared)
 
     def metadata(self) -> dict[str, Value]:
         """The sizes of heads, the router, the extension of the context, and which layers are dense or draft."""

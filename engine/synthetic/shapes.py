@@ -17,6 +17,7 @@ from engine.synthetic.convolutions import CONVOLUTIONS
 from engine.synthetic.deepseek4 import DEEPSEEK4
 from engine.synthetic.dflash import DFLASHES
 from engine.synthetic.eagle3 import EAGLE3S
+from engine.synthetic.kda import KDAS
 from engine.synthetic.latents import LATENTS
 from engine.synthetic.mamba import MAMBAS
 from engine.synthetic.mixtures import MIXTURES
@@ -128,7 +129,9 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | MAMBAS | ALTUPS | PARALLEL | DEEPSEEK4 | EAGLE3S | DFLASHES
+    return (
+        _SHAPES | MIXTURES | LATENTS | CONVOLUTIONS | MAMBAS | KDAS | ALTUPS | PARALLEL | DEEPSEEK4 | EAGLE3S | DFLASHES
+    )
 
 
 def parse_shape(text: str) -> tuple[str, str]:
@@ -155,7 +158,7 @@ _MIXES = {
 }
 
 # Small matrices that stay float32: the router of experts, and convolutions.
-_FLOAT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
+_FLOAT = ("ffn_gate_inp", "ssm_conv1d", *(f"ssm_conv1d_{part}" for part in "qkv"), "shortconv.conv")
 
 # The replacement of a 256-wide format when the row length is not a multiple of 256.
 _FALLBACK = {

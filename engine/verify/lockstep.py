@@ -438,7 +438,7 @@ class Lockstep:
             return self._compressed(name, kernel, args, given)
         if name == "remember":
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
-        if name == "mamba":
+        if name in ("mamba", "kda"):
             found = {what: self._gpu.ops.download(value) for what, value in values.items() if what == "convolved"}
             convolved = [Check(what, inner[what], y.reshape(inner[what].shape)) for what, y in found.items()]
             return [*convolved, *self._kept(name, kernel, args)]
@@ -642,10 +642,10 @@ class Lockstep:
                 inputs, state, keys, deltas, decays = written
                 parts = {"couple": [keys, decays], "delta_rule": [state, deltas], "keep_rows": [inputs]}
                 written = parts.get(kind, written)
-            elif name == "mamba":
+            elif name in ("mamba", "kda"):
                 inputs, state, tokens = written
-                parts = {"mamba_conv": [inputs, tokens] if theirs.has_room(end - first) else [], "mamba_scan": [state]}
-                written = parts.get(kind, [inputs, tokens])
+                parts = {"conv": [inputs, tokens] if theirs.has_room(end - first) else [], "scan": [state]}
+                written = parts.get(kind.removeprefix(f"{name}_"), [inputs, tokens])
             elif kind == "short_conv" and not theirs.has_room(end - first):
                 written = []  # another kernel stores them
         return [

@@ -61,7 +61,7 @@ def joined(*parts: Inputs) -> Inputs:
 
 
 def spec_of(net: Mamba, rewind: int) -> MambaCacheSpec:
-    return MambaCacheSpec(net.n_channels, net.taps, net.n_head, net.d, net.n, rewind)
+    return MambaCacheSpec(net.n_channels, net.taps, net.n_head, net.d, net.n, net.width, rewind)
 
 
 def empty_memory(net: Mamba, rewind: int, rows: int = 64, n_sequences: int = 1) -> MambaCache:

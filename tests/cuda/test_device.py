@@ -654,6 +654,7 @@ MODELS = [
     *(("tiny-lfm2moe", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-granitehybrid", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-granitehybrid-moe", quant) for quant in ("Q4_K_M", "Q8_0")),
+    *(("tiny-kimi-linear", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-gemma3n", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-cohere2", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
@@ -669,6 +670,7 @@ MIXED = (
     "tiny-lfm2moe",
     "tiny-granitehybrid",
     "tiny-granitehybrid-moe",
+    "tiny-kimi-linear",
     "tiny-gemma3n",
     "tiny-cohere2",
     "tiny-gemma4",
@@ -754,6 +756,7 @@ WIDE = [
     ("tiny-lfm2moe", "Q8_0", "q8_0"),
     ("tiny-granitehybrid", "Q4_K_M", "f16"),
     ("tiny-granitehybrid-moe", "Q8_0", "q8_0"),
+    ("tiny-kimi-linear", "Q4_K_M", "f16"),
     ("tiny-gemma3n", "Q4_K_M", "f16"),
     ("tiny-cohere2", "Q4_K_M", "f16"),
 ]

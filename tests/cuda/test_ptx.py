@@ -208,6 +208,9 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "add": [(), (True,)],
     "add_gated": [()],
     "gate_heads": [()],
+    "kda_conv": [(128, 4, False, True), (128, 4, True, True), (32, 3, False, False)],
+    "kda_keep": [(False,), (True,)],
+    "kda_scan": [(128, False), (128, True), (32, True)],
     "keep_inputs": [(False,), (True,)],
     "keep_tokens": [(False,), (True,)],
     "mamba_conv": [(4, False, True), (4, True, True), (3, False, False)],
@@ -307,8 +310,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "embed_float": [("F16",), ("F32",), ("BF16",)],
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] + _FEW_BITS[::2] if name != "Q4_K")],
     "expand": [()],
-    "gated_norm": [(128,), (32,)],
-    "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
+    "gated_norm": [(128,), (32,), (128, False)],
+    "gated_norm_quantize": [(256, 128), (32, 96), (256, 256), (256, 128, False, False)],
     "gate_up": [
         ("MXFP4", 4, False, 32, False, "swiglu_oai", Routing(biased=True), Finish(False, True)),
         ("Q8_0", 8, True, 128, False, "swiglu"),
@@ -320,7 +323,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "join_chunks": [(128, True), (64, False), (512, True)],
     "keep": [(False,), (True,)],
     "keep_rows": [()],
-    "latent_rope": [(True, 512, 64, False, True), (False, 512, 64, True, False), (True, 40, 6, True, True)],
+    "latent_rope": [
+        *((True, 512, 64, False, True), (False, 512, 64, True, False), (True, 40, 6, True, True)),
+        (True, 512, 64, False, True, False),
+    ],
     "lay_out": [()],
     "layer_norm": [(4096, False), (768, True), (96, True)],
     "layer_norm_quantize": [

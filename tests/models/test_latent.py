@@ -50,7 +50,8 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     mixer, network = v3.layers[-1].mixer, v3.layers[-1].network
     assert isinstance(mixer, LatentConfig) and isinstance(network, ExpertsConfig)
     m = 1 + 0.1 * np.log(8.0)
-    assert abs(mixer.scale * 48**0.5 - m * m) < 1e-6 and mixer.rope.magnitude == 1.0 and not mixer.rope.neox
+    assert mixer.rope is not None and mixer.rope.magnitude == 1.0 and not mixer.rope.neox
+    assert abs(mixer.scale * 48**0.5 - m * m) < 1e-6
     assert (network.gating, network.n_group, network.n_group_used, network.group_best) == ("sigmoid", 4, 2, 2)
     of_v2 = v2.layers[-1].network
     assert isinstance(of_v2, ExpertsConfig) and (of_v2.gating, of_v2.group_best) == ("softmax", 1)

@@ -24,6 +24,7 @@ from engine.models.attention_config import AttentionConfig
 from engine.models.compressed_config import CompressedConfig
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.kda_config import KDAConfig
 from engine.models.latent_config import LatentConfig
 from engine.models.mamba_config import MambaConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
@@ -118,6 +119,9 @@ class Published:
         every, pattern = self.first("full_attention_interval"), self.first("sliding_window_pattern")
         if "layer_types" in self.text:
             return list(self.text["layer_types"])
+        if "linear_attn_config" in self.text:
+            full = self.text["linear_attn_config"]["full_attn_layers"]
+            return ["full_attention" if il + 1 in full else "linear_attention" for il in range(self.n_layer)]
         if every:
             return ["full_attention" if (il + 1) % every == 0 else "linear_attention" for il in range(self.n_layer)]
         if self.kind.startswith("gemma3"):
@@ -167,6 +171,11 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         assert (mixer.n_k, mixer.n_v) == (text["linear_num_key_heads"], text["linear_num_value_heads"])
         assert mixer.state_size == text["linear_key_head_dim"] and mixer.n_conv == text["linear_conv_kernel_dim"]
         return
+    if isinstance(mixer, KDAConfig):
+        net = text["linear_attn_config"]
+        assert kind == "linear_attention" and mixer.taps == net["short_conv_kernel_size"]
+        assert (mixer.n_head, mixer.d) == (net["num_heads"], net["head_dim"])
+        return
     if isinstance(mixer, MambaConfig):
         names = ("n_heads", "d_head", "d_state", "n_groups", "d_conv")
         sizes = mixer.n_head, mixer.d, mixer.n, mixer.n_group, mixer.taps
@@ -182,6 +191,7 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         sizes = (mixer.n_nope, mixer.n_rope, mixer.rank, mixer.d_v, mixer.q_rank)
         names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim", "q_lora_rank")
         assert sizes == tuple(text.get(name) or 0 for name in names)
+        assert kind == "full_attention" and (mixer.rope is None) == bool(text.get("mla_use_nope"))
         return
     if isinstance(mixer, CompressedConfig):
         assert (mixer.d, mixer.n_q, mixer.n_group) == (text["head_dim"], text["q_lora_rank"], text["o_groups"])
@@ -222,7 +232,7 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
         assert network.sparsity == expected
         return
     assert isinstance(network, ExpertsConfig)
-    used = published.first("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
+    used = published.first("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_topk")
     width = published.first("moe_intermediate_size", "intermediate_size")
     used, width = (value[il] if isinstance(value, list) else value for value in (used, width))
     assert (network.n_expert, network.n_used, network.n_ff) == (count, used, width)

@@ -156,7 +156,7 @@ def test_mistral4_is_deepseek2_by_another_name(tmp_path: Path) -> None:
     assert isinstance(mixer, LatentConfig)
     # What llama.cpp's converters write for the model of the case (tests/oracle/families/deepseek2.py).
     assert mixer.temperature == (pytest.approx(0.3), 64)
-    assert mixer.rope.yarn_ctx == 64
+    assert mixer.rope is not None and mixer.rope.yarn_ctx == 64
 
 
 def test_temperature_of_mistral4_without_a_length(tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ def test_ten_turns_read_only_what_is_new(mtp: bool) -> None:
     assert fresh.complete(ids, max_tokens=12, temperature=0.9, seed=9, ignore_eos=True).ids == answer.ids
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2moe", "tiny-granitehybrid-moe"])
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2moe", "tiny-granitehybrid-moe", "tiny-kimi-linear"])
 def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path, shape: str) -> None:
     """More drafts need longer rings, which go round at other positions: the arrays and what follows are the same."""
     path = make_model(tmp_path / "tiny.gguf", shape, "Q8_0", seed=3)

@@ -39,8 +39,8 @@ CHANGES = {
     ),
     "architecture with a relative": Change(
         "gpt-oss",
-        "architecture 'kimi-linear' is not supported; the nearest that runs is qwen3next, and this engine runs llama, ",
-        architecture="kimi-linear",
+        "architecture 'jamba' is not supported; the nearest that runs is qwen35, and this engine runs llama, ",
+        architecture="jamba",
     ),
     "a name of Ollama": Change(
         "gpt-oss",
@@ -98,6 +98,23 @@ CHANGES = {
         "granitehybrid",
         "tensor blk.0.ssm_in.weight has shape [516, 96] where the metadata requires [452, 96]; the file is inconsistent.",
         keys={"ssm.state_size": 32},
+    ),
+    "wide heads": Change(
+        "kimi-linear", "is 160, and heads of 32, 64, 96 or 128 are supported", keys={"kda.head_dim": 160}
+    ),
+    "heads that are not aligned": Change(
+        "kimi-linear", "is 6, and multiples of 4 up to 1024 are supported", keys={"attention.head_count": 6}
+    ),
+    "other taps of three convolutions": Change(
+        "kimi-linear",
+        "tensor blk.0.ssm_conv1d_q.weight has shape [1, 256, 1, 4] where the metadata requires [256, 3]; the file is "
+        "inconsistent.",
+        keys={"ssm.conv_kernel": 3},
+    ),
+    "gates of full rank": Change(
+        "kimi-linear",
+        "tensors that a plain kimi-linear model does not have: blk.0.ssm_g.weight; this variant is not supported.",
+        tensors={"blk.0.ssm_g.weight": (256, 88)},
     ),
     "attention without heads": Change(
         "smollm3", "is 0, which does not divide the 5 query heads", keys={"attention.head_count_kv": 0}

@@ -7,6 +7,7 @@ memory.  It drops the layers that draft: they are added here, under the names th
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
         every = _gpt_oss(every)
     if case.architecture == "bailingmoe2":
         every = bailing.published(every, torch.cat)
+    if kind == "KimiLinear":
+        # ``transformers`` calls dense networks like mixtures.
+        dense = re.compile(r"block_sparse_moe\.(?=(gate|up|down)_proj)")
+        every = {dense.sub("mlp.", name): weight for name, weight in every.items()}
     own = (torch.int8, torch.uint8, torch.int64)
     wide = ("hc_", ".ape", ".attn_sink", ".gate.bias") if kind == "DeepseekV4" else ()
     every = {
@@ -191,6 +196,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         _change(path, rotary_pct=1.0)
     if case.model == "MiMoV2Flash":
         _change(path, **_mimo2_config(case.config))
+    if case.model == "KimiLinear":
+        _change(path, **_kimi_config(case.config))
     if case.model == "Glm4MoeLite":
         # ``transformers`` writes which layers are dense by another name.
         _change(path, first_k_dense_replace=1)
@@ -225,6 +232,30 @@ def _bailing_config(c: Mapping[str, Any]) -> dict[str, Any]:
         "score_function": "sigmoid",
         "rope_theta": c["rope_parameters"]["rope_theta"],
         "partial_rotary_factor": c["rope_parameters"]["partial_rotary_factor"],
+    }
+
+
+def _kimi_config(c: Mapping[str, Any]) -> dict[str, Any]:
+    """What the published configuration of Kimi Linear has in other words than ``transformers``."""
+    layers = {"full_attn_layers": "full_attention", "kda_layers": "linear_attention"}
+    net = {"head_dim": "head_dim", "num_heads": "num_heads", "short_conv_kernel_size": "conv_kernel_dim"}
+    return {
+        "linear_attn_config": {
+            **{
+                key: [il for il, kind in enumerate(c["layer_types"], 1) if kind == word] for key, word in layers.items()
+            },
+            **{key: c[f"linear_{word}"] for key, word in net.items()},
+        },
+        "num_experts": c["num_local_experts"],
+        "num_experts_per_token": c["num_experts_per_tok"],
+        "num_shared_experts": c["n_shared_experts"],
+        "first_k_dense_replace": c["first_k_dense_replace"],
+        "moe_renormalize": c["norm_topk_prob"],
+        "moe_router_activation_func": "sigmoid",
+        "num_expert_group": c["n_group"],
+        "rope_theta": 10000.0,
+        "layer_types": None,
+        "mlp_layer_types": None,
     }
 
 

@@ -55,6 +55,10 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
     shapes = {name: tuple(value.shape) for name, value in published.items()}
     if ling:
         return bailing.published(shapes, lambda parts: (sum(rows for rows, _ in parts), parts[0][1]))
+    if config["model_type"] == "kimi_linear":
+        # ``transformers`` calls dense networks like mixtures.
+        dense = re.compile(r"block_sparse_moe\.(?=(gate|up|down)_proj)")
+        return {dense.sub("mlp.", name): shape for name, shape in shapes.items()}
     if config["model_type"] == "deepseek_v4":
         return {v4_name(name): shape for name, shape in shapes.items()}
     if config["model_type"] == "qwen3_vl_moe":

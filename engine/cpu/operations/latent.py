@@ -76,8 +76,8 @@ class LatentOperations(ProductOperations):
         cache: LatentCache[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> None:
-        k = self._rotate(k_rope.reshape(batch.rows, 1, -1), batch.positions, latent.table, False, False)
-        rows = self._norm(c, latent.norm, latent.eps, True), k.reshape(batch.rows, -1)
+        k = self._turned(latent, k_rope.reshape(batch.rows, 1, -1), batch)
+        rows = self._norm(c, latent.norm, latent.eps, latent.table is not None), k.reshape(batch.rows, -1)
         given = *rows, batch.positions, batch.sequences, cache.table, cache.rows
         self.do(latent_attention.append_rows, *given, items=batch.rows, ns=1.0 * cache.width)
 
@@ -90,13 +90,17 @@ class LatentOperations(ProductOperations):
         pairs = pairs_of_heads(rows, n_head)
         (product,) = self._expert_products(q.reshape(rows * n_head, -1), pairs, latent.k_b)
         parts = [product.reshape(rows, n_head, -1)]
-        parts.append(self._rotate(q_rope.reshape(rows, n_head, -1), batch.positions, latent.table, False, False))
+        parts.append(self._turned(latent, q_rope.reshape(rows, n_head, -1), batch))
         if latent.query_scales is not None:
             for i, part in enumerate(parts):
                 parts[i] = self.empty(part.shape)
                 given = part, batch.positions, latent.query_scales, parts[i]
                 self.do(rope.scale_by_position, *given, items=rows * n_head, ns=0.1 * part.shape[2], joined=i > 0)
         return parts[0], parts[1]
+
+    def _turned(self, latent: Latent[np.ndarray, Matrix], x: np.ndarray, batch: Batch[np.ndarray]) -> np.ndarray:
+        """x [rows, heads, n_rope], rotated if there is a rotation."""
+        return x if latent.table is None else self._rotate(x, batch.positions, latent.table, False, False)
 
     def _attend_latents(
         self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], batch: Batch[np.ndarray], scale: float

@@ -69,9 +69,11 @@ class RowOperations(SharedOperations):
         self.do(layer_norm.layer_norm, *given, items=x.shape[0], ns=20 + 0.6 * n)
         return y
 
-    def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
+    def gated_norm(
+        self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float, swish: bool = True
+    ) -> np.ndarray:
         y, n = self.empty(x.shape), weight.size
-        given = x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), y.reshape(-1, n)
+        given = x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), swish, y.reshape(-1, n)
         self.do(delta_net.gated_norm, *given, items=x.size // n, ns=20 + 1.5 * n)
         return y
 

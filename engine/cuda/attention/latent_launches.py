@@ -29,11 +29,12 @@ def rotate(
     n_head = latent.n_head if queries is not None else 0
     out = recorder.empty((rows, n_head, cache.width)) if n_head else None
     half = cache.k_type.bits == 16
-    kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, rows <= NARROW_ROWS)
+    early, turned = rows <= NARROW_ROWS, latent.table is not None
+    kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, early, turned)
     q, r = queries or (0, 0)
     arguments = (
         *(q, r, c, k_rope, batch.positions, batch.sequences, cache.table),
-        *(latent.table, latent.norm, latent.query_scales or 0, latent.eps, n_head),
+        *(latent.table or 0, latent.norm, latent.query_scales or 0, latent.eps, n_head),
         *(cache.table.shape[1], int(batch.mixed), out or 0, cache.rows),
     )
     written = {"query": out} if out is not None else {}

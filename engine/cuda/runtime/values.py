@@ -76,7 +76,7 @@ class Normalized(Deferred):
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8.  If the previous launch adds a residual to get x, the new launch replaces it and adds, too."""
-        to, columns = recorder.int8(unit, *self.shape, layout), self.shape[1]
+        to, columns = recorder.int8(unit, *self.shape, layout=layout), self.shape[1]
         if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, layout, to):
             kernel = rms_norm.rms_norm_quantize(unit, columns, layout)
             recorder.launch(kernel, self.run_grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to.outputs())
@@ -112,7 +112,7 @@ class Centered(Deferred):
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to = recorder.int8(unit, *self.shape, layout)
+        to = recorder.int8(unit, *self.shape, layout=layout)
         kernel = layer_norm.layer_norm_quantize(unit, self.shape[1], self.bias is not None, layout)
         recorder.launch(kernel, self.run_grid, quantize.RUN, (*self._given, *to), **to.outputs())
         return to
@@ -120,7 +120,8 @@ class Centered(Deferred):
 
 @dataclass
 class GatedNormalized(Deferred):
-    """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]."""
+    """rms_norm of each run of d elements of x, times silu(gate), or sigmoid(gate) unless ``swish``: x, gate [rows, n], weight
+    [d]."""
 
     inputs = ("x", "weight", "gate")
 
@@ -128,6 +129,7 @@ class GatedNormalized(Deferred):
     weight: Tensor
     gate: Tensor
     eps: float
+    swish: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -137,14 +139,14 @@ class GatedNormalized(Deferred):
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that computes the value as float32."""
         arguments = (self.x, self.weight, self.gate, self.eps, out.size, out)
-        kernel = delta_net.gated_norm(self.weight.size)
+        kernel = delta_net.gated_norm(self.weight.size, self.swish)
         recorder.launch(kernel, (-(-out.size // 256),), 256, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to = recorder.int8(unit, *self.shape, layout)
+        to = recorder.int8(unit, *self.shape, layout=layout)
         arguments = (self.x, self.weight, self.gate, self.eps, self.shape[1], *to)
-        kernel = delta_net.gated_norm_quantize(unit, self.weight.size, layout)
+        kernel = delta_net.gated_norm_quantize(unit, self.weight.size, layout, self.swish)
         recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to.outputs())
         return to
 
@@ -173,7 +175,7 @@ class Gated(Deferred):
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to, columns = recorder.int8(unit, *self.shape, layout), self.shape[1]
+        to, columns = recorder.int8(unit, *self.shape, layout=layout), self.shape[1]
         kernel, gate = (
             quantize.quantize(unit, self.activation.kind, layout),
             self.up if self.gate is None else self.gate,
@@ -221,7 +223,7 @@ class Attended(Deferred):
         """The value as int8.  Two kernels compute it if that is faster."""
         if layout or not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, layout)
-        to, parts, partials, shape = recorder.int8(unit, *self.shape, layout), self._parts, self.partials, self.geometry
+        to, parts, partials, shape = recorder.int8(unit, *self.shape, layout=layout), self._parts, self.partials, self.geometry
         if shape.join:
             (rows, columns), d_v = self.shape, shape.d_v
             n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
@@ -256,7 +258,7 @@ def runs(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _quantized_array(recorder: Recorder, x: Tensor, unit: int, layout: int) -> Int8:
-    to, columns = recorder.int8(unit, *x.shape, layout), x.shape[1]
+    to, columns = recorder.int8(unit, *x.shape, layout=layout), x.shape[1]
     if not _add_and_quantize(recorder, x, (0, 0.0), unit, layout, to):
         kernel, arguments = quantize.quantize(unit, "plain", layout), (x, x, columns, 0.0, 0.0, 0.0, 0.0, *to)
         recorder.launch(kernel, runs(x.shape)[::-1], quantize.RUN, arguments, **to.outputs())

@@ -33,7 +33,7 @@ from engine.models.metadata import MAX_CONTEXT, MAX_LAYERS, Metadata
 
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
-    latent, dense = _latent(m), m.n_layer
+    latent, dense = read_latent(m), m.n_layer
     experts = None
     if m.mixture:
         dense = m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
@@ -48,7 +48,8 @@ def read(m: Metadata) -> ModelConfig:
     return m.model(layer)
 
 
-def _latent(m: Metadata) -> LatentConfig:
+def read_latent(m: Metadata) -> LatentConfig:
+    """The latent attention of a file, which has the same sizes in all layers that have it."""
     n_head = m.counts("attention.head_count")[0]
     rank = m.width("attention.kv_lora_rank", 0)
     n_rope = m.rotated("rope.dimension_count", 0, m.width("attention.key_length", 0))
@@ -57,7 +58,7 @@ def _latent(m: Metadata) -> LatentConfig:
     n_q = m.width(name, 0)
     if n_rope >= n_q:
         m.refuse(name, f"is {n_q}, of which {n_rope} are rotated, so nothing is left")
-    d_v = m.width("attention.value_length_mla", m.width("attention.value_length", 0))
+    d_v = m.width("attention.value_length" + ("_mla" if m.has("attention.value_length_mla") else ""), 0)
     rope, m_scale = m.rope(n_q, neox=False), 1.0
     log_multiplier = m.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
     if rope.yarn_ctx and log_multiplier:

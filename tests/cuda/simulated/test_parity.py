@@ -22,10 +22,12 @@ from engine import parity
 from engine.cuda import backend, indexer
 from engine.cuda.runtime import device, driver
 from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.kda_config import KDAConfig
 from engine.models.network_config import ExpertsConfig
 from engine.synthetic.altup import Gemma3nShape
 from engine.synthetic.convolutions import Lfm2Shape
 from engine.synthetic.deepseek4 import DeepSeek4Shape
+from engine.synthetic.kda import KimiLinearShape
 from engine.synthetic.latents import LatentShape
 from engine.synthetic.mamba import GraniteHybridShape
 from engine.synthetic.mixtures import GptOssShape
@@ -92,6 +94,17 @@ SHAPES = {
         rank=32,
     ),
     "lfm2": Lfm2Shape(*("lfm2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
+    "kimi-linear": KimiLinearShape(
+        *("kimi-linear", 2, 64, 4, 1, 40, 64, 289, 64, 1e4, 1e-5),
+        tied=False,
+        n_rot=8,
+        experts=ExpertsConfig(5, 2, 32),
+        rank=32,
+        n_nope=32,
+        d_v=32,
+        attention=(1,),
+        kda=KDAConfig(4, 32, 4),
+    ),
     "granitehybrid": GraniteHybridShape(*("granitehybrid", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
     "cohere2": Cohere2Shape("cohere2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5, window=3),
 }
@@ -156,6 +169,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("granitehybrid", "Q8_0", "f16", [1, 2]),
             ("gemma3n", "Q8_0", "f16", [1, 2]),
             ("cohere2", "Q8_0", "f16", [1, 2]),
+            ("kimi-linear", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),
@@ -165,8 +179,10 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    gate = dict.fromkeys(("qwen35moe", "gpt-oss", "deepseek2", "deepseek4"), "experts").get(architecture, "activate")
-    attention = {"deepseek2": "latent_attention", "deepseek4": "attend_compressed"}.get(architecture, "attention")
+    mixtures = ("qwen35moe", "gpt-oss", "deepseek2", "deepseek4", "kimi-linear")
+    gate = dict.fromkeys(mixtures, "experts").get(architecture, "activate")
+    others = {"deepseek2": "latent_attention", "kimi-linear": "latent_attention", "deepseek4": "attend_compressed"}
+    attention = others.get(architecture, "attention")
     norm = "layer_norm" if architecture == "cohere2" else "rms_norm"
     assert {"embed", norm, "matmul", attention, gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
@@ -193,6 +209,11 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     if architecture == "granitehybrid":
         found = {check.what for site, check in noted if site.operation == "mamba"}
         assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
+    if architecture == "kimi-linear":
+        found = {check.what for site, check in noted if site.operation == "kda"}
+        assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
+        assert "gated_norm" in operations and "latent_rope" in kernels
+        return
     if architecture == "gemma3n":
         streams = {f"altup_{name}" for name in ("enter", "predict", "active", "correct", "leave")}
         assert {*streams, "columns", "sparsify", "grouped_matmul", "attend_past"} <= operations

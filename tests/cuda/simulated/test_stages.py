@@ -67,6 +67,7 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("gemma3n", {"override_tensor": "attn=gpu,ffn=cpu"}),
         ("cohere2", {"n_gpu_layers": 1}),
         ("lfm2", {"override_tensor": r"blk\.0\.=gpu,^output|^token_embd_norm=cpu,attn|shortconv=cpu"}),
+        ("kimi-linear", {"override_tensor": r"blk\.0\.=gpu,blk\.1\.=cpu"}),
     ],
 )
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:
