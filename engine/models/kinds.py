@@ -20,7 +20,6 @@ OLLAMA = {"gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "olmo3": "olmo2", "glm4moe
 NEAREST = {
     "afmoe": "qwen3moe",
     "baichuan": "llama",
-    "bailingmoe": "bailingmoe2",
     "bitnet": "llama",
     "chatglm": "glm4",
     "deci": "llama",

@@ -16,6 +16,7 @@ from engine.models.eagle3 import load_eagle3, with_eagle3
 from engine.models.families import (
     apertus,
     arcee,
+    bailingmoe,
     bailingmoe2,
     bert,
     cohere,
@@ -85,6 +86,7 @@ FAMILIES = (
     glm4,
     glm4moe,
     dots1,
+    bailingmoe,
     bailingmoe2,
     minimax_m2,
     mimo2,

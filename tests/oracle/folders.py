@@ -125,6 +125,8 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
         every = _gpt_oss(every)
     if case.architecture == "bailingmoe2":
         every = bailing.published(every, torch.cat)
+    if case.architecture == "bailingmoe":
+        every = bailing.first_published(model.state_dict(), torch.cat)
     if kind == "KimiLinear":
         # ``transformers`` calls dense networks like mixtures.
         dense = re.compile(r"block_sparse_moe\.(?=(gate|up|down)_proj)")
@@ -192,6 +194,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         _change(path, n_ctx=case.config["n_positions"])
     if case.architecture == "bailingmoe2":
         _change(path, **_bailing_config(case.config))
+    if case.architecture == "bailingmoe":
+        _change(path, **_first_bailing_config(case.config))
     if case.model == "Cohere2":
         _change(path, rotary_pct=1.0)
     if case.model == "MiMoV2Flash":
@@ -256,6 +260,22 @@ def _kimi_config(c: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": 10000.0,
         "layer_types": None,
         "mlp_layer_types": None,
+    }
+
+
+def _first_bailing_config(c: Mapping[str, Any]) -> dict[str, Any]:
+    """What the published configuration of Ling 1 has in other words than ``transformers``."""
+    return {
+        "model_type": "bailing_moe",
+        "architectures": ["BailingMoeForCausalLM"],
+        "num_experts": c["num_local_experts"],
+        "num_shared_experts": c["shared_intermediate_size"] // c["intermediate_size"],
+        "moe_intermediate_size": c["intermediate_size"],
+        "norm_topk_prob": True,
+        "norm_head": False,
+        "first_k_dense_replace": 0,
+        "rope_theta": c["rope_parameters"]["rope_theta"],
+        "rope_parameters": None,
     }
 
 

@@ -38,6 +38,11 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
 
     if config["model_type"] == "step3p5":
         return step35(config)
+    if config["architectures"] == ["BailingMoeForCausalLM"]:
+        made = transformers.GraniteMoeSharedConfig(**bailing.first_config_of(config))
+        with torch.device("meta"):
+            state = transformers.GraniteMoeSharedForCausalLM._from_config(made).state_dict()
+        return {name: tuple(value.shape) for name, value in bailing.first_published(state, torch.cat).items()}
     # Kimi K2 brings its own code, which is that of DeepSeek V3.
     own = {**config, "model_type": "deepseek_v3"} if config["model_type"] == "kimi_k2" else config
     if config["model_type"] == "mimo_v2_flash":
