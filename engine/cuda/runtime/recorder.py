@@ -97,7 +97,7 @@ class Recorder:
         loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
-    def int8(self, unit: int, rows: int, columns: int, layout: int = quantize.NARROW) -> Int8:
+    def int8(self, unit: int, rows: int, columns: int, *, layout: int = quantize.NARROW) -> Int8:
         """Uninitialized arrays for activations [rows, columns] as int8, with a scale for every ``unit`` values."""
         q, d, sums = quantize.activation_words(unit, rows, columns, layout)
         if layout == quantize.BLOCKS:
