@@ -1,7 +1,8 @@
-"""Root-mean-square normalization (Zhang and Sennrich 2019), plain and added to a residual.
+"""Root-mean-square normalization (Zhang and Sennrich 2019): plain, added to a residual, and of groups.
 
 Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps), NaN where the sum overflows.
-Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n].
+Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n]; of groups: weight float32 [groups, n], and row t is
+    multiplied by weight[t % groups].
 Who owns what: an item is a row.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
     (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows shorter than 256 leave chains at 0.
@@ -71,3 +72,15 @@ def rms_norm_add(residual, x, weight, eps, scale, y, first, last):
         r = inverse_rms(x[t], eps, chains)
         for i in range(weight.size):
             y[t, i] = fma(x[t, i] * r, weight[i], residual[t, i]) * scale
+
+
+@njit(cache=True, error_model="numpy")
+def rms_norm_groups(x, weight, eps, y, first, last):
+    """y = normalized x for the rows [first, last), each of which is a group of a longer row; weight float32 [groups, n]."""
+    chains = np.empty(NORM_CHAINS, np.float32)
+    groups, n = weight.shape
+    for t in range(first, last):
+        r = inverse_rms(x[t], eps, chains)
+        own = weight[t % groups]
+        for i in range(n):
+            y[t, i] = x[t, i] * r * own[i]

@@ -486,6 +486,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor | Deferred:
         return Normalized(x, weight, eps)
 
+    def grouped_norm(self, x: Tensor, weight: Tensor, n_group: int, eps: float) -> Tensor:
+        (rows, n), out = x.shape, self.recorder.empty(x.shape)
+        arguments: tuple[Argument, ...] = (x, weight, eps, n // n_group, out)
+        self.recorder.launch(rms_norm.rms_norm_groups(), (n_group, rows), 256, arguments, result=out)
+        return out
+
     def rms_norm_add(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, scale: float = 1.0) -> Tensor:
         out = self.recorder.empty(x.shape)
         added = Added(residual, x, weight, eps, scale, out)

@@ -1,10 +1,12 @@
-"""Root-mean-square normalization (Zhang and Sennrich 2019): plain, added to a residual, on the way to int8, and both.
+"""Root-mean-square normalization (Zhang and Sennrich 2019): plain, of groups, added to a residual, on the way to int8, and
+both.
 
 Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps), NaN where the sum overflows; added: y[i] =
     fma(x[i] * r, weight[i], residual[i]) * scale.
-Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/products/quantize.py``.
-Who owns what: a block of 256 threads owns a row, or one of several parts of the work on a row once r is known: each part
-    computes r again, which is cheaper than waiting for another.
+Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/products/quantize.py``; of
+    groups: x, y float32 [rows, groups n], weight float32 [groups n].
+Who owns what: a block of 256 threads owns a row, or a group of one, or one of several parts of the work on a row once r is
+    known: each part computes r again, which is cheaper than waiting for another.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
     (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows of at most 128 use the least power of two of chains.
 Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8, 13 n for both), and 4 n for the weights.
@@ -71,6 +73,26 @@ def rms_norm() -> KernelCode:
             i = I(i + cuda.gridDim.x * 256)
 
     return rms_norm
+
+
+@kernel(F32P, F32P, f32_t, i32, F32P, threads=256)
+def rms_norm_groups() -> KernelCode:
+    """y = x, of which each run of n elements is normalized.  Grid: (groups, rows)."""
+
+    @cuda.jit
+    def rms_norm_groups(x, weight, eps, n, y):
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        own = I(cuda.blockIdx.x * n)
+        row = np.int64(cuda.blockIdx.y) * (cuda.gridDim.x * n) + own
+        wait_for_inputs()
+        r = inverse_rms(advance(x, row), n, eps, chains)
+        i = I(cuda.threadIdx.x)
+        while i < n:
+            y[row + i] = x[row + i] * r * weight[own + i]
+            i = I(i + 256)
+
+    return rms_norm_groups
 
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, i32, F32P, threads=256)

@@ -29,7 +29,7 @@ from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.needs import cache_specs, hidden_ring, stream_width
 from engine.models.norm import load_norm
-from engine.models.placement import LayerPart, Placement
+from engine.models.placement import LayerPart, Placement, parts_of
 from engine.models.routed import MixtureHead
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
 from engine.models.streaming import Streaming, streaming
@@ -573,7 +573,9 @@ class Model(Loader):
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
-        return self.feed(self.ops, il, self.mix(self.ops, il, x, batch), batch)
+        for part in parts_of(self.config, il):
+            x = (self.mix if part.mixer else self.feed)(self.ops, il, x, batch)
+        return x
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the mixer of layer ``il``, or the whole layer if it is parallel: the residual stream after it from x before

@@ -35,7 +35,8 @@ class Norms(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each.
+    """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each.  One of both may be missing
+    (``NoMixer``, ``NoNetwork``).
 
     parallel: whether the network reads what the mixer reads, x = x + mixer(n) + network(n) with one norm n of x.  There is no
         norm before the network then.
@@ -146,7 +147,7 @@ class ModelConfig:
     def owners(self) -> tuple[int, ...]:
         """The layers that have their own cache, in ascending order.  The index of the first layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)
-        return tuple(il for il, mixer in mixers if mixer.memory_source is None)
+        return tuple(il for il, mixer in mixers if mixer.exists and mixer.memory_source is None)
 
     @property
     def ropes(self) -> frozenset[RopeConfig]:
@@ -159,6 +160,7 @@ class ModelConfig:
         return next((layer.mixer.rounding for layer in self.all_layers if layer.mixer.rounding), "")
 
     def memory(self, il: int) -> int:
-        """The index in ``owners`` of the layer whose cache layer il reads: layer il, or the source of its keys and values."""
+        """The index in ``owners`` of the layer whose cache layer il, which has a mixer, reads: layer il, or the source of its
+        keys and values."""
         source = self.all_layers[il].mixer.memory_source
         return self.owners.index(il if source is None else source)

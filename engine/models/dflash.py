@@ -181,6 +181,7 @@ class DFlash:
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the keys and values of g, hidden [rows, n_embd], for the tokens of a pass of the trunk."""
         for number, layer in enumerate(self.layers):
+            assert layer.mixer is not None
             layer.mixer.remember(self.ops, hidden, self.model.memory(self._first + number), batch)
 
     def fill(self, batch: Batch[Array], n_logits: int) -> None:

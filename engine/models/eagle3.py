@@ -29,6 +29,7 @@ from engine.models.layer import load_layer
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.metadata import Metadata
+from engine.models.mixer import Mixer
 from engine.models.mtp import MTP, DraftingLayer, lent_output, rows_of_tokens
 from engine.models.norm import load_norm
 from engine.models.weights import bytes_read
@@ -99,7 +100,8 @@ class EagleLayer(DraftingLayer):
         c, n_vocab, blk = loader.config, model.config.n_vocab, "blk.0."
         self.il = model.config.n_layer
         self.layer = load_layer(loader, loader, 0)
-        assert self.layer.before_mixer is not None
+        assert self.layer.before_mixer is not None and isinstance(self.layer.mixer, Mixer)
+        self.mixer = self.layer.mixer
         self.enorm, self.hnorm = self.layer.before_mixer.weight, loader.vector(blk + "attn_norm_2.weight", c.n_embd)
         self.output_norm = load_norm(loader, "output_norm")
         self._norm_eps = c.norm_eps
@@ -127,16 +129,16 @@ class EagleLayer(DraftingLayer):
     def remember(self, model: Model, hidden: Array, batch: Batch[Array]) -> None:
         """Store the keys and values of the rows.  hidden: the rings of g, float32 [sequences, length, n]."""
         x = self.joined(model, hidden, batch)
-        self.layer.mixer.remember(model.ops, x, model.memory(self.il), batch)
+        self.mixer.remember(model.ops, x, model.memory(self.il), batch)
 
     def run(self, model: Model, hidden: Array, batch: Batch[Array]) -> Array:
         """The output y, float32 [rows, n].  hidden: the rings of g, float32 [sequences, length, n]."""
         ops, layer = model.ops, self.layer
-        o = layer.mixer.mix(ops, self.joined(model, hidden, batch), model.memory(self.il), batch)
+        o = self.mixer.mix(ops, self.joined(model, hidden, batch), model.memory(self.il), batch)
         g = ops.rows_before(hidden, batch)
         if self._adds_normed:
             g = ops.plain(ops.rms_norm(g, self.hnorm, self._norm_eps))
-        return layer.feed(ops, layer.after_mixer.add_product(ops, g, o, layer.mixer.output), batch)
+        return layer.feed(ops, layer.after_mixer.add_product(ops, g, o, self.mixer.output), batch)
 
     def finish(self, model: Model, y: Array, hidden: Array, batch: Batch[Array]) -> Array:
         """Store y [rows, n] in the rings ``hidden``; returns the logits, float32 [rows, n_vocab]."""

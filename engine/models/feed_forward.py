@@ -1,6 +1,6 @@
 """The network of one layer: a dense network, or a mixture of experts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.arrays import Array, Batch, Matrix, Value
@@ -45,13 +45,37 @@ class FeedForward(Network):
 
 
 @dataclass
+class Latents:
+    """What surrounds experts that read latents and compute latents.
+
+    down, up: the layers before and after the experts, [n_latent, n_embd] and [n_embd, n_latent].
+    shared: the shared network, which reads the rows themselves; None: there is none.
+    """
+
+    down: Linear
+    up: Linear
+    shared: FeedForward | None
+
+
+@dataclass
 class Mixture(Network):
-    """The weights of a mixture of experts, including the router and the shared network."""
+    """The weights of a mixture of experts, including the router and the shared network.
+
+    latents: None: the experts read the rows themselves, and ``experts`` has the shared network.
+    """
 
     experts: Experts[Array, Matrix]
+    latents: Latents | None = None
 
     def add(self, ops: Ops, x: Array, b: Value, batch: Batch[Array], residual: Residual) -> Array:
         """Add the result for the normalized rows b to the residual stream x: float32 [rows, n_embd]."""
+        if self.latents is not None:
+            rows, latents = ops.plain(b), self.latents
+            y = ops.experts(self.experts, None, latents.down.apply(ops, rows), rows, batch.tokens)
+            y = latents.up.apply(ops, y)
+            if latents.shared is not None:
+                y = latents.shared.down.add_to(ops, y, latents.shared.hidden(ops, rows))
+            return residual.add(ops, x, y)
         if residual.plain:
             return ops.experts(self.experts, x, b, None, batch.tokens)
         return residual.add(ops, x, ops.experts(self.experts, None, b, None, batch.tokens))
@@ -72,8 +96,21 @@ def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForw
 
 
 def load_mixture(loader: Loader, blk: str, config: ExpertsConfig) -> Mixture:
-    """Load a mixture of experts from the tensors that :func:`load_experts` lists."""
-    return Mixture(load_experts(loader, blk, config))
+    """Load a mixture of experts from the tensors that :func:`load_experts` lists and, if it has latents, ``ffn_latent_down``
+    and ``ffn_latent_up``."""
+    experts, n_latent, n_embd = load_experts(loader, blk, config), config.n_latent, loader.config.n_embd
+    if not n_latent:
+        return Mixture(experts)
+    shared = None
+    if experts.shared is not None:
+        gate, up, down = (None if matrix is None else Linear(matrix) for matrix in experts.shared)
+        assert up is not None and down is not None
+        shared = FeedForward(gate, up, down, experts.common)
+    down, up = (
+        loader.linear(blk + "ffn_latent_down", n_latent, n_embd),
+        loader.linear(blk + "ffn_latent_up", n_embd, n_latent),
+    )
+    return Mixture(replace(experts, shared=None), Latents(down, up, shared))
 
 
 def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Array, Matrix]:
@@ -83,14 +120,14 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
     and up in one tensor, ``ffn_gate_up_exps``.  The tensors of the shared network end with ``_shexp``.  ``exp_probs_b`` is
     the bias for the selection, and ``ffn_gate_tid2eid`` is a table of the experts of each token.
     """
-    e, n_embd = config, loader.config.n_embd
+    e, width = config, config.n_latent or loader.config.n_embd
     gate, up = gate_up_experts(loader, blk, e)
     return Experts(
         e.n_expert,
         e.n_used,
         gate=gate,
         up=up,
-        down=loader.matrix(blk + "ffn_down_exps.weight", n_embd, e.n_ff, e.n_expert),
+        down=loader.matrix(blk + "ffn_down_exps.weight", width, e.n_ff, e.n_expert),
         activation=e.activation,
         shared_activation=e.shared_activation,
         shared_gated=e.shared_gated,
@@ -102,7 +139,7 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
         group_best=e.group_best,
         gate_bias=loader.optional(blk + "ffn_gate_exps.bias", e.n_expert, e.n_ff),
         up_bias=loader.optional(blk + "ffn_up_exps.bias", e.n_expert, e.n_ff),
-        down_bias=loader.optional(blk + "ffn_down_exps.bias", e.n_expert, n_embd),
+        down_bias=loader.optional(blk + "ffn_down_exps.bias", e.n_expert, width),
         gate_scale=loader.optional(blk + "ffn_gate_exps.scale", e.n_expert),
         up_scale=loader.optional(blk + "ffn_up_exps.scale", e.n_expert),
         down_scale=loader.optional(blk + "ffn_down_exps.scale", e.n_expert),
@@ -118,8 +155,9 @@ def choice_of(loader: Loader, blk: str, e: ExpertsConfig) -> dict[str, Any]:
     if e.n_ff_shared:
         if e.shared_gated:
             router.append(loader.array(blk + "ffn_gate_inp_shexp.weight", n_embd))
+        gated = (e.shared_activation or e.activation).gated
         shared = (
-            loader.matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, n_embd),
+            loader.matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, n_embd) if gated else None,
             loader.matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, n_embd),
             loader.matrix(blk + "ffn_down_shexp.weight", n_embd, e.n_ff_shared),
         )
@@ -132,10 +170,12 @@ def choice_of(loader: Loader, blk: str, e: ExpertsConfig) -> dict[str, Any]:
     }
 
 
-def gate_up_experts(loader: Loader, blk: str, e: ExpertsConfig) -> tuple[Matrix, Matrix]:
-    """Load the gate and up matrices of all experts, [n_expert * n_ff, n_embd] each.  Files have them in two tensors, or in
-    one tensor with gate and up of each expert stacked."""
-    n_embd, both = loader.config.n_embd, blk + "ffn_gate_up_exps.weight"
+def gate_up_experts(loader: Loader, blk: str, e: ExpertsConfig) -> tuple[Matrix | None, Matrix]:
+    """Load the gate and up matrices of all experts, [n_expert * n_ff, n_embd or n_latent] each; the gate is None if the
+    activation has none.  Files have them in two tensors, or in one tensor with gate and up of each expert stacked."""
+    n_embd, both = e.n_latent or loader.config.n_embd, blk + "ffn_gate_up_exps.weight"
+    if not e.activation.gated:
+        return None, loader.matrix(blk + "ffn_up_exps.weight", e.n_ff, n_embd, e.n_expert)
     if loader.has(both):
         weight = loader.weight(both, 2 * e.n_ff, n_embd, e.n_expert)
         gate, up = (loader.ops.weight(half) for half in weight.halves(2 * e.n_ff))

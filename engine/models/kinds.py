@@ -50,8 +50,6 @@ NEAREST = {
     "mpt": "llama",
     "neo-bert": "bert",
     "nemotron": "arcee",
-    "nemotron_h": "granitehybrid",
-    "nemotron_h_moe": "granitehybrid",
     "nomic-bert-moe": "nomic-bert",
     "olmo": "olmo2",
     "phi2": "phi3",

@@ -10,6 +10,8 @@ Parallel layer::
     n = norm(x, before_mixer)
     x = x + rms_norm(mixer(n), after_mixer) + rms_norm(network(n), after_network)      added from left to right
 
+Layer without a mixer, or without a network: only the other one of the first two lines.
+
 ``norm`` is rms_norm or, if ``ModelConfig.norm`` says so, layer_norm.  Each of the four norms may be missing.  A result
 without a norm after it is multiplied by ``residual_scale``.
 """
@@ -32,9 +34,9 @@ from engine.models.latent_config import LatentConfig
 from engine.models.loader import Loader
 from engine.models.mamba import load_mamba
 from engine.models.mamba_config import MambaConfig
-from engine.models.mixer import Mixer, Network
-from engine.models.mixer_config import MixerConfig
-from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
+from engine.models.mixer import LayerMixer, Network
+from engine.models.mixer_config import MixerConfig, NoMixer
+from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig, NoNetwork
 from engine.models.norm import Norm, load_norm
 from engine.models.recurrent import load_recurrent
 from engine.models.residual import Residual
@@ -42,7 +44,8 @@ from engine.models.short_conv import load_short_conv
 from engine.models.short_conv_config import ShortConvConfig
 from engine.ops.operations import Ops
 
-MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], Mixer]] = {
+MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], LayerMixer | None]] = {
+    NoMixer: lambda loader, blk, config: None,
     AttentionConfig: load_attention,
     LatentConfig: load_latent_attention,
     DeltaNetConfig: load_recurrent,
@@ -54,7 +57,8 @@ MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], Mixer]] = {
 """The function ``load(loader, blk, config)`` that loads a mixer, for each kind of configuration.  ``blk`` is the prefix of
 the names of the layer's tensors."""
 
-NETWORKS: dict[type[NetworkConfig], Callable[[Loader, str, Any], Network]] = {
+NETWORKS: dict[type[NetworkConfig], Callable[[Loader, str, Any], Network | None]] = {
+    NoNetwork: lambda loader, blk, config: None,
     DenseConfig: load_feed_forward,
     ExpertsConfig: load_mixture,
 }
@@ -66,13 +70,14 @@ the names of the layer's tensors."""
 class Layer:
     """The weights of one layer.
 
+    mixer, network: None: the layer has only the other one.
     before_mixer, before_network: the norms of the inputs, or None.
     after_mixer, after_network: the way in which results are added to the residual stream.
     parallel: whether the network reads the input of the mixer.  :meth:`mix` then computes the whole layer.
     """
 
-    mixer: Mixer
-    network: Network
+    mixer: LayerMixer | None
+    network: Network | None
     before_mixer: Norm | None
     after_mixer: Residual
     before_network: Norm | None
@@ -95,21 +100,26 @@ class Layer:
         a = self.normalized(ops, x, self.before_mixer)
         if self.parallel:
             a = ops.plain(a)  # it is used twice
-        o = self.mixer.mix(ops, a, memory, batch)
-        x = self.after_mixer.add_product(ops, x, o, self.mixer.output)
-        return self.network.add(ops, x, a, batch, self.after_network) if self.parallel else x
+        assert self.mixer is not None
+        x = self.mixer.add(ops, x, a, memory, batch, self.after_mixer)
+        if not self.parallel:
+            return x
+        assert self.network is not None
+        return self.network.add(ops, x, a, batch, self.after_network)
 
     def feed(self, ops: Ops, x: Array, batch: Batch[Array]) -> Array:
         """The residual stream x, and the result of the network added to it, float32 [rows, n_embd]; for a parallel layer,
         whose network :meth:`mix` has computed, only x."""
         if self.parallel:
             return x
+        assert self.network is not None
         b = self.normalized(ops, x, self.before_network)
         return self.network.add(ops, x, b, batch, self.after_network)
 
     def remember(self, ops: Ops, x: Array, memory: Any, batch: Batch[Array]) -> None:
         """Store the cache entries of the rows of the residual stream x, float32 [rows, n_embd], in ``memory``, without
         computing the layer."""
+        assert self.mixer is not None
         self.mixer.remember(ops, self.normalized(ops, x, self.before_mixer), memory, batch)
 
     def normalized(self, ops: Ops, x: Array, norm: Norm | None) -> Value:

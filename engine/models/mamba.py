@@ -1,7 +1,7 @@
 """Mamba-2 in one layer: weights and operations.
 
 z, u = a Win;  y = mamba(u) * silu(z), the convolution, the recurrence and the gate (``engine/cpu/mamba.py``);  the layer adds
-rms_norm(y, ssm_norm) Wout to the residual stream.
+rms_norm(y, ssm_norm) Wout to the residual stream, with a norm over each group of heads.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,10 @@ class MambaMixer(Mixer):
         Returns the result before the output layer, float32 [rows, d_inner].
         """
         z, u = products(ops, a, [self.gate, self.inputs])
-        return ops.rms_norm(ops.mamba(self.net, u, z, memory, batch), self.norm, self.norm_eps)
+        y = ops.mamba(self.net, u, z, memory, batch)
+        if self.net.n_group > 1:
+            return ops.grouped_norm(y, self.norm, self.net.n_group, self.norm_eps)
+        return ops.rms_norm(y, self.norm, self.norm_eps)
 
 
 def load_mamba(loader: Loader, blk: str, config: MambaConfig) -> MambaMixer:

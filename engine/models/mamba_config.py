@@ -36,6 +36,6 @@ def read_mamba(m: Metadata) -> MambaConfig:
         )
     if inner // n_head % 16:
         m.refuse("ssm.inner_size", f"is {inner}, and heads of a multiple of 16 elements are supported")
-    if n_group != 1:
-        m.refuse("ssm.group_count", f"is {n_group}, and one group is supported")
+    if n_head % n_group:
+        m.refuse("ssm.group_count", f"is {n_group}, which does not divide the {n_head} heads")
     return MambaConfig(n_head, inner // n_head, n, n_group, m.integer("ssm.conv_kernel", None, 2, 8))

@@ -367,17 +367,22 @@ class Metadata:
             return len(self.gguf.require("tokenizer.ggml.tokens", "str[]"))
         return self.integer("vocab_size", None, 1, 1 << 24)
 
-    def model(self, layer: Callable[[int], LayerConfig], norm: str = "rms", **others: Any) -> ModelConfig:
+    def model(
+        self, layer: Callable[[int], LayerConfig], norm: str = "rms", eps: float | None = None, **others: Any
+    ) -> ModelConfig:
         """The configuration of the model.
 
         layer: returns the configuration of layer il.  The index of the first layer that drafts is ``n_layer``.
         norm: the kind of the norms, "rms" or "layer".
+        eps: the epsilon of the norms; None: it is read from the key of this kind.
         others: further fields of :class:`ModelConfig`.
         """
         if not self.flag("attention.causal", True) and others.get("causal", True):
             self.refuse(
                 "attention.causal", "is false: a model that looks ahead, as for embeddings, cannot generate text"
             )
+        if eps is None:
+            eps = self.number(f"attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon", None, 0.0, 1.0)
         n_mtp = 0 if self.mtp_problem else self.n_mtp
         layers = tuple(layer(il) for il in range(self.n_layer + n_mtp))
         has_trunk = any(name.startswith("blk.0.") for name in self.gguf.tensors)
@@ -390,7 +395,7 @@ class Metadata:
             n_embd=self.n_embd,
             n_vocab=self.n_vocab,
             n_ctx_train=self.n_ctx_train,
-            norm_eps=self.number(f"attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon", None, 0.0, 1.0),
+            norm_eps=eps,
             norm=norm,
             layers=layers[: self.n_layer],
             mtp=layers[self.n_layer :],

@@ -10,9 +10,31 @@ from engine.models.residual import Residual
 from engine.ops.operations import Ops
 
 
+class LayerMixer(ABC):
+    """The weights of all that mixes tokens in a layer."""
+
+    @abstractmethod
+    def add(self, ops: Ops, x: Array, a: Value, memory: Any, batch: Batch[Array], residual: Residual) -> Array:
+        """Store the cache entries of the normalized rows a [rows, n_embd] in ``memory``, and add the result for them to the
+        residual stream x [rows, n_embd].
+
+        memory: the cache that ``MixerConfig.cache_spec`` specifies.
+        residual: the way in which the result is added.
+
+        Returns float32 [rows, n_embd].
+        """
+
+    def remember(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> None:
+        """Store the cache entries of the normalized rows a [rows, n_embd] in ``memory``, without computing the mixer.
+
+        Only mixers of layers that draft need this method.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be the mixer of a layer that drafts")
+
+
 @dataclass
-class Mixer(ABC):
-    """The weights of a mixer.
+class Mixer(LayerMixer):
+    """The weights of a mixer with one output layer.
 
     output: the linear layer whose result is added to the residual stream.
     """
@@ -28,12 +50,9 @@ class Mixer(ABC):
         Returns the result before the layer ``output``, float32 [rows, columns of output].
         """
 
-    def remember(self, ops: Ops, a: Value, memory: Any, batch: Batch[Array]) -> None:
-        """Store the cache entries of the normalized rows a [rows, n_embd] in ``memory``, without computing the mixer.
-
-        Only mixers of layers that draft need this method.
-        """
-        raise NotImplementedError(f"{type(self).__name__} cannot be the mixer of a layer that drafts")
+    def add(self, ops: Ops, x: Array, a: Value, memory: Any, batch: Batch[Array], residual: Residual) -> Array:
+        """Compute the mixer and add the result of the layer ``output`` to x.  See :meth:`LayerMixer.add`."""
+        return residual.add_product(ops, x, self.mix(ops, a, memory, batch), self.output)
 
 
 class Network(ABC):

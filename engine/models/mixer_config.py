@@ -6,6 +6,7 @@ A kind of mixer consists of a subclass of :class:`MixerConfig`, a subclass of ``
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.cache.spec import CacheSpec
@@ -41,6 +42,11 @@ class MixerConfig(ABC):
         """An estimate of the number of elements per row of the intermediate results, such as queries, keys and values."""
 
     @property
+    def exists(self) -> bool:
+        """Whether layers have the mixer; False only for :class:`NoMixer`."""
+        return True
+
+    @property
     def memory_source(self) -> int | None:
         """The index of the layer whose cache is read; None: the layer has its own cache."""
         return None
@@ -64,3 +70,22 @@ class MixerConfig(ABC):
     def score_bytes(self, n_ctx: int) -> int:
         """The memory in bytes per row that depends on the number of positions, ``n_ctx``."""
         return 0
+
+
+@dataclass(frozen=True)
+class NoMixer(MixerConfig):
+    """The place of the mixer in a layer that only has a network.  Such a layer has no cache."""
+
+    def cache_spec(self, rewind: int, decode_rows: int) -> CacheSpec:
+        """There is no cache: raises TypeError."""
+        raise TypeError("a layer without a mixer has no cache")
+
+    @property
+    def row_elements(self) -> int:
+        """0: there are no intermediate results."""
+        return 0
+
+    @property
+    def exists(self) -> bool:
+        """False: the layer has no mixer."""
+        return False

@@ -18,6 +18,11 @@ class NetworkConfig(ABC):
         """
 
     @property
+    def exists(self) -> bool:
+        """Whether layers have the network; False only for :class:`NoNetwork`."""
+        return True
+
+    @property
     def share_read(self) -> float:
         """The fraction of the network's stacked matrices that one row reads."""
         return 1.0
@@ -30,6 +35,20 @@ class NetworkConfig(ABC):
     @property
     def is_divisible(self) -> bool:
         """Whether the experts of a mixture can be computed apart from its router and its shared network."""
+        return False
+
+
+@dataclass(frozen=True)
+class NoNetwork(NetworkConfig):
+    """The place of the network in a layer that only has a mixer."""
+
+    def row_elements(self, n_embd: int) -> int:
+        """0: there are no intermediate results."""
+        return 0
+
+    @property
+    def exists(self) -> bool:
+        """False: the layer has no network."""
         return False
 
 
@@ -63,6 +82,8 @@ class ExpertsConfig(NetworkConfig):
     weight_scale: a factor of all weights, applied after this division.
     n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups.
     group_best: the number of best experts, 1 or 2, whose scores are added to get the score of a group.
+    n_latent: the width of latents that the experts, but not the router and the shared network, read and compute, between two
+        further matrices; 0: they have the width of the residual stream.
     beside: a dense network whose result is added to that of the experts; None: there is none.
     tabled: whether the experts of each token are given by a table.
     """
@@ -80,6 +101,7 @@ class ExpertsConfig(NetworkConfig):
     n_group: int = 1
     n_group_used: int = 1
     group_best: int = 2
+    n_latent: int = 0
     beside: DenseConfig | None = None
     tabled: bool = False
 
@@ -87,7 +109,7 @@ class ExpertsConfig(NetworkConfig):
         """An estimate of the number of elements per row of gate, up and result of each chosen expert, of the shared network
         and of the dense network."""
         beside = self.beside.row_elements(n_embd) if self.beside is not None else 0
-        return beside + self.n_used * (2 * self.n_ff + n_embd) + 2 * self.n_ff_shared
+        return beside + self.n_used * (2 * self.n_ff + n_embd) + 2 * self.n_ff_shared + 2 * self.n_latent
 
     @property
     def share_read(self) -> float:
@@ -102,5 +124,5 @@ class ExpertsConfig(NetworkConfig):
     @property
     def is_divisible(self) -> bool:
         """Whether the experts can be computed apart from the router and the shared network: not if there is a dense network
-        beside them."""
-        return self.beside is None
+        beside them, or if they have latents."""
+        return self.beside is None and not self.n_latent

@@ -1,9 +1,9 @@
 """Where the parts of a model lie: every mixer and every network of a layer is on one device.
 
 Cuts lie before and after every mixer and every network.  A parallel layer, whose network reads the input of the mixer, is one
-part.  A mixer that reads the keys and values of another layer lies where these are.  Of a mixture of experts on the CPU
-between two parts on a GPU, decode passes compute the experts only on the CPU (``engine/models/routed.py``).  The bits of a
-model do not depend on its placement.
+part, and so is a layer without a mixer or without a network.  A mixer that reads the keys and values of another layer lies
+where these are.  Of a mixture of experts on the CPU between two parts on a GPU, decode passes compute the experts only on the
+CPU (``engine/models/routed.py``).  The bits of a model do not depend on its placement.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,9 +27,16 @@ class LayerPart:
 
     @classmethod
     def of(cls, config: ModelConfig, layer: int, network: bool) -> "LayerPart":
-        """The part of a model with the network of a layer or, if ``network`` is false, with its mixer."""
-        parallel = config.layers[layer].parallel
-        return cls(layer, parallel or not network, parallel or network)
+        """The part of a model with the network of a layer or, if ``network`` is false, with its mixer; of a layer that has
+        only one of both, that one."""
+        own = config.layers[layer]
+        if own.mixer.exists and own.network.exists:
+            return cls(layer, own.parallel or not network, own.parallel or network)
+        return cls(layer, own.mixer.exists, own.network.exists)
+
+    def begins(self, config: ModelConfig) -> bool:
+        """Whether it is the first part of its layer."""
+        return self == LayerPart.of(config, self.layer, False)
 
     def __str__(self) -> str:
         if self.mixer and self.network:
@@ -37,12 +44,17 @@ class LayerPart:
         return f"the {'network' if self.network else 'mixer'} of layer {self.layer}"
 
 
+def parts_of(config: ModelConfig, layer: int) -> tuple[LayerPart, ...]:
+    """The parts of a layer in the order of a pass."""
+    return tuple(dict.fromkeys(LayerPart.of(config, layer, network) for network in (False, True)))
+
+
 @dataclass(frozen=True)
 class Placement:
     """The backend of every part of a model.
 
     first: computes the embedding; last: computes the output, and holds the network that drafts; mixers, networks: those of
-    the layers of the trunk, in order.
+    the layers of the trunk, in order, equal for a layer that is one part.
     """
 
     first: Ops
@@ -60,12 +72,15 @@ class Placement:
         cls, config: ModelConfig, mixers: Sequence[Ops], networks: Sequence[Ops], host: Ops, last: Ops
     ) -> "Placement":
         """Parts on several devices; host: the CPU, which computes the embedding.  mixers, networks: the wanted backends, one
-        for each layer; a mixer that reads the memory of another layer gets that layer's, and the network of a parallel
-        layer gets that of the mixer."""
-        sources = [layer.mixer.memory_source for layer in config.layers]
-        own = tuple(mixers[il if source is None else source] for il, source in enumerate(sources))
-        pairs = zip(config.layers, own, networks, strict=True)
-        return cls(host, own, tuple(mixer if layer.parallel else network for layer, mixer, network in pairs), last)
+        for each layer; a mixer that reads the memory of another layer gets that layer's, and a part with mixer and network
+        gets that of the mixer."""
+        found: tuple[list[Ops], list[Ops]] = [], []
+        for il, layer in enumerate(config.layers):
+            source = layer.mixer.memory_source
+            wanted = mixers[il if source is None else source], networks[il]
+            for network, column in enumerate(found):
+                column.append(wanted[0 if LayerPart.of(config, il, bool(network)).mixer else 1])
+        return cls(host, tuple(found[0]), tuple(found[1]), last)
 
     @property
     def devices(self) -> tuple[Ops, ...]:
@@ -81,9 +96,8 @@ class Placement:
     def parts(self, config: ModelConfig) -> Iterator[tuple[LayerPart, Ops]]:
         """The parts in the order of a pass, each with its backend."""
         for il, (mixer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
-            yield LayerPart.of(config, il, False), mixer
-            if not config.layers[il].parallel:
-                yield LayerPart.of(config, il, True), network
+            for part in parts_of(config, il):
+                yield part, mixer if part.mixer else network
 
     def memory(self, il: int) -> Ops:
         """The backend whose memory holds what layer ``il`` stores; the layer that drafts has the index n_layer."""
@@ -92,12 +106,16 @@ class Placement:
     def routed(self, config: ModelConfig) -> list[LayerPart]:
         """The networks that are cut in decode passes: mixtures on a device without memory of its own, between parts on one
         with it.  Mixtures beside a dense network, and those of models with several residual streams, are not."""
+        if config.streams is not None:
+            return []
+        every = list(self.parts(config))
+        places = [self.first, *(ops for _, ops in every), self.last]
         found = []
-        for il, (layer, ops) in enumerate(zip(config.layers, self.networks, strict=True)):
-            around = self.mixers[il], (*self.mixers, self.last)[il + 1]
+        for i, (part, ops) in enumerate(every):
+            around = places[i], places[i + 2]
             is_between = ops.device_memory() is None and all(other.device_memory() is not None for other in around)
-            if is_between and layer.network.is_divisible and config.streams is None:
-                found.append(LayerPart.of(config, il, True))
+            if is_between and not part.mixer and config.layers[part.layer].network.is_divisible:
+                found.append(part)
         return found
 
     def stages(self, config: ModelConfig, alone: Collection[LayerPart] = ()) -> list[tuple[Ops, list[LayerPart]]]:

@@ -125,7 +125,8 @@ class Stage:
         self._is_first = is_first
         #: The maximum number of rows that the backend reads at a time.
         self.prompt_rows = inputs.rows
-        self._tapped = [part.layer for part in self.parts if part.mixer and part.layer in inputs.taps]
+        begun = (part.layer for part in self.parts if part.begins(model.config))
+        self._tapped = [il for il in begun if il in inputs.taps]
 
     def __str__(self) -> str:
         parts = [str(part) for part in (self.parts[:1] + self.parts[1:][-1:])]
@@ -164,7 +165,7 @@ class Stage:
         if x is None:
             x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
         for part in self.parts:
-            if part.mixer:
+            if part.begins(c):
                 inputs.keep(part.layer, x, batch)
             compute = model.mix if part.mixer else model.feed
             x = compute(self.ops, part.layer, x, batch)

@@ -65,8 +65,9 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
 
 
 def memories(llm: LoadedModel) -> list[LayerMemory[Any]]:
-    """The cache that each layer of the trunk reads, which may belong to another layer."""
-    return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
+    """The cache that each layer of the trunk with a mixer reads, which may belong to another layer."""
+    mixing = (il for il, layer in enumerate(llm.config.layers) if layer.mixer.exists)
+    return [llm.cache.layers[llm.config.memory(il)] for il in mixing]
 
 
 def cache_bytes_per_token(layers: Iterable[LayerMemory[Any]], first: int, count: int) -> float:

@@ -54,6 +54,10 @@ class Arithmetic(Protocol[A, V, M]):
     def rms_norm(self, x: A, weight: A, eps: float) -> V:
         """x / sqrt(mean(x^2) + eps) * weight for each row: x [rows, n], weight [n].  Returns float32 [rows, n]."""
 
+    def grouped_norm(self, x: A, weight: A, n_group: int, eps: float) -> A:
+        """rms_norm of each of ``n_group`` equal runs of a row, with weights of their own: x [rows, n], weight [n].  Returns
+        float32 [rows, n]."""
+
     def rms_norm_add(self, residual: A, x: A, weight: A, eps: float, scale: float = 1.0) -> A:
         """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n].  Returns float32 [rows, n]."""
 

@@ -253,7 +253,7 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_block)
-    add_widths(writer, shape.gemma4, shape.n_layer, shape.head_counts_kv, shape.n_ff)
+    add_widths(writer, shape.gemma4, shape.n_layer, shape.head_counts_kv, shape.widths)
     writer.add_head_count(shape.head_counts)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.value_dim)
@@ -294,11 +294,15 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
 
 
 def add_widths(
-    writer: gguf.GGUFWriter, gemma: Gemma4Shape | None, n_layer: int, n_head_kv: int | list[int], n_ff: int
+    writer: gguf.GGUFWriter,
+    gemma: Gemma4Shape | None,
+    n_layer: int,
+    n_head_kv: int | list[int],
+    n_ff: int | list[int],
 ) -> None:
     """Add heads of keys and widths of feed-forward networks, which in gemma4 and its assistants differ between layers."""
     if gemma:
-        assert isinstance(n_head_kv, int)
+        assert isinstance(n_head_kv, int) and isinstance(n_ff, int)
         add_gemma4(writer, gemma, n_layer, n_head_kv, n_ff)
         return
     writer.add_head_count_kv(n_head_kv)

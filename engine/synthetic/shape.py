@@ -108,6 +108,11 @@ class Shape:
         return self.n_head_kv
 
     @property
+    def widths(self) -> int | list[int]:
+        """The width of the feed-forward networks, or of that of each layer of the file; 0: absent."""
+        return self.n_ff
+
+    @property
     def has_values(self) -> Sequence[bool]:
         """For each layer of the file, whether it has an ``attn_v``, or an ``attn_qkv``."""
         return self.gemma4.owns_values(self.n_layer) if self.gemma4 else [True] * self.n_block

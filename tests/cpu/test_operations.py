@@ -35,6 +35,19 @@ def test_rms_norm(n: int) -> None:
     assert np.allclose(added, residual + expected, rtol=12 * ULP, atol=12 * ULP * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("n_group", "n"), [(1, 64), (3, 96), (8, 256), (2, 600)])
+def test_a_norm_of_groups_is_one_of_each(n_group: int, n: int) -> None:
+    rng = np.random.default_rng(n)
+    x, weight = (
+        rng.standard_normal((5, n_group, n)).astype(np.float32),
+        rng.uniform(0.5, 2, (n_group, n)).astype(np.float32),
+    )
+    whole = ops.grouped_norm(x.reshape(5, -1), weight.reshape(-1), n_group, 1e-6).reshape(x.shape)
+    for group in range(n_group):
+        own = ops.rms_norm(np.ascontiguousarray(x[:, group]), weight[group], 1e-6)
+        assert whole[:, group].tobytes() == own.tobytes()
+
+
 @pytest.mark.parametrize("n", [1, 7, 64, 128, 255, 256, 257, 576, 4096])
 @pytest.mark.parametrize("offset", [0.0, 20.0])
 def test_layer_norm(n: int, offset: float) -> None:

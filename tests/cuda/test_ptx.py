@@ -415,6 +415,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "repack": [(144,), (17,), (1152, 2, False), (176, 2, True)],
     "rms_norm": [()],
     "rms_norm_add": [()],
+    "rms_norm_groups": [()],
     "rms_norm_add_quantize": [
         (256, 3840, True),
         (256, 5376, True),

@@ -46,6 +46,7 @@ KINDS = {
     "mamba": Kind("tiny-granitehybrid-moe", "Q4_K_M"),
     "kda": Kind("tiny-kimi-linear", "Q4_K_M"),
     "parallel": Kind("tiny-cohere2", "Q4_K_M"),
+    "blocks": Kind("tiny-nemotron_h_moe", "Q4_K_M"),
     "deepseek4": Kind("", "Q8_0"),
     "eagle3": Kind("tiny-qwen35moe", "Q4_0", "f16", "tiny-eagle3"),
     "dflash": Kind("tiny-gemma4", "Q4_0", "f16", "tiny-dflash"),
@@ -145,7 +146,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     one: Any = alone.model
     model: Any = several.model
     assert len(model.sequences) == 3 and (model.drafter is None) is (
-        name in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel")
+        name in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel", "blocks")
     )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]

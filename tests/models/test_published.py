@@ -86,6 +86,19 @@ GPT2_WORDS = {
 """The words of GPT-2 for sizes that later models name otherwise."""
 
 
+SHARED = ("shared_expert", "shared", "moe_shared_expert")
+"""What the words for the width of a shared network begin with."""
+
+BLOCKS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""The letters of Nemotron-H for blocks with a mixer and no network, and with a network and no mixer."""
+
+MAMBA_WORDS = {
+    "nemotron_h": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"),
+    "granitemoehybrid": tuple(f"mamba_{name}" for name in ("n_heads", "d_head", "d_state", "n_groups", "d_conv")),
+}
+"""The words of models for the sizes of Mamba-2."""
+
+
 @dataclass
 class Published:
     """A published configuration, by whatever names its numbers have."""
@@ -117,6 +130,8 @@ class Published:
     def types(self) -> list[str]:
         """The type of each layer, as far as the configuration says so."""
         every, pattern = self.first("full_attention_interval"), self.first("sliding_window_pattern")
+        if "hybrid_override_pattern" in self.text:
+            return [BLOCKS[letter] for letter in self.text["hybrid_override_pattern"]]
         if "layer_types" in self.text:
             return list(self.text["layer_types"])
         if "linear_attn_config" in self.text:
@@ -166,6 +181,9 @@ def check_rope(published: Published, rope: RopeConfig, d: int, slides: bool) -> 
 
 def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     text, heads = published.text, published.text["num_attention_heads"]
+    assert mixer.exists == (kind not in ("mlp", "moe"))
+    if not mixer.exists:
+        return
     if isinstance(mixer, DeltaNetConfig):
         assert kind == "linear_attention"
         assert (mixer.n_k, mixer.n_v) == (text["linear_num_key_heads"], text["linear_num_value_heads"])
@@ -177,9 +195,8 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         assert (mixer.n_head, mixer.d) == (net["num_heads"], net["head_dim"])
         return
     if isinstance(mixer, MambaConfig):
-        names = ("n_heads", "d_head", "d_state", "n_groups", "d_conv")
         sizes = mixer.n_head, mixer.d, mixer.n, mixer.n_group, mixer.taps
-        assert kind == "mamba" and sizes == tuple(text[f"mamba_{name}"] for name in names)
+        assert kind == "mamba" and sizes == tuple(text[name] for name in MAMBA_WORDS[published.kind])
         return
     if isinstance(mixer, ShortConvConfig):
         assert kind == "conv" and (mixer.n, mixer.taps) == (text["hidden_size"], text["conv_L_cache"])
@@ -214,8 +231,11 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         check_rope(published, mixer.rope, d, slides)
 
 
-def check_network(published: Published, il: int, network: NetworkConfig) -> None:
+def check_network(published: Published, il: int, network: NetworkConfig, kind: str) -> None:
     text = published.text
+    assert network.exists == ("hybrid_override_pattern" not in text or kind in ("mlp", "moe"))
+    if not network.exists:
+        return
     count = published.first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     dense = published.first("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers") or 0
     dense = dense or list(published.first("moe_layer_freq") or []).count(0)
@@ -240,9 +260,7 @@ def check_network(published: Published, il: int, network: NetworkConfig) -> None
         published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert", "num_shared_experts") or 0
     )
     shared = shared[il] if isinstance(shared, list) else shared
-    assert network.n_ff_shared == (
-        published.first("shared_expert_intermediate_size", "shared_intermediate_size") or shared * width
-    )
+    assert network.n_ff_shared == (published.first(*(f"{name}_intermediate_size" for name in SHARED)) or shared * width)
     scale = published.first("routed_scaling_factor", "moe_router_scaling_factor")
     assert network.weight_scale == pytest.approx(scale or 1.0)
     if "n_group" in text:
@@ -295,11 +313,11 @@ def test_a_published_model(name: str) -> None:
     published, gguf = Published(CONFIGS[name]["config"]), file_of(name)
     config, text = read_config(gguf), published.text
     assert (config.n_layer, config.n_embd) == (published.n_layer, text["hidden_size"])
-    if published.kind == "granitemoehybrid":
+    if published.kind in MAMBA_WORDS:
         assert config.n_ctx_train == 1 << 20  # the conversion of all models with Mamba-2 writes this
     elif "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
         assert config.n_ctx_train == published.first("model_max_length", "max_position_embeddings")
-    if (eps := published.first("rms_norm_eps", "norm_eps", "layer_norm_eps")) is not None:
+    if (eps := published.first("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")) is not None:
         assert config.norm_eps == pytest.approx(eps)
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale)
     if published.kind.startswith("granite"):
@@ -310,7 +328,7 @@ def test_a_published_model(name: str) -> None:
     types = published.types()
     for il, layer in enumerate(config.layers):
         check_mixer(published, layer.mixer, types[il])
-        check_network(published, il, layer.network)
+        check_network(published, il, layer.network, types[il])
     ops: Any = Backend(1)
     ops.loading([], None)  # only reserve memory
     build(*distinct(config, gguf), ops, 64)

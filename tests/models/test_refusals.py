@@ -93,7 +93,12 @@ CHANGES = {
     "narrow heads": Change(
         "granitehybrid", "is 192, and heads of a multiple of 16 elements are supported", keys={"ssm.time_step_rank": 16}
     ),
-    "groups of heads": Change("granitehybrid", "is 2, and one group is supported", keys={"ssm.group_count": 2}),
+    "groups of heads": Change("granitehybrid", "is 3, which does not divide the 4 heads", keys={"ssm.group_count": 3}),
+    "experts of several widths": Change(
+        "nemotron_h_moe",
+        "expert_feed_forward_length differs from layer to layer, which is not supported.",
+        keys={"expert_feed_forward_length": [40, 40, 40, 40, 24]},
+    ),
     "other channels": Change(
         "granitehybrid",
         "tensor blk.0.ssm_in.weight has shape [516, 96] where the metadata requires [452, 96]; the file is inconsistent.",

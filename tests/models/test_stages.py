@@ -232,6 +232,25 @@ def test_placements(options: Division, mixers: str, networks: str, last: str, cu
     assert held[GPU] + held[CPU] == gguf.n_bytes + twice
 
 
+def test_blocks_that_are_one_part(folder: Path) -> None:
+    """A block that is a mixture alone is cut between the blocks around it; a mixer has no network elsewhere."""
+    config, gguf = config_of("blocks", folder)
+    assert [layer.mixer.exists for layer in config.layers] == [True, False, True, True, False] and config.owners == (
+        0,
+        2,
+        3,
+    )
+    placement = Division(n_cpu_moe=5).placement(config, gguf, GPU, CPU)
+    assert (where(placement.mixers), where(placement.networks)) == ("GCGGC", "GCGGC")
+    assert placement.routed(config) == [LayerPart(il, mixer=False, network=True) for il in (1, 4)]
+    assert [part for part, _ in placement.parts(config)] == [
+        LayerPart(il, il not in (1, 4), il in (1, 4)) for il in range(5)
+    ]
+    assert Division(n_cpu_moe=2).placement(config, gguf, GPU, CPU).networks == (GPU, CPU, GPU, GPU, GPU)
+    placement = Division(overrides=parse_overrides("attn|ssm=cpu")).placement(config, gguf, GPU, CPU)
+    assert (where(placement.mixers), where(placement.networks)) == ("CGCCG", "CGCCG")
+
+
 def test_mixers_lie_where_their_keys_lie(folder: Path) -> None:
     config, gguf = config_of("gemma4", folder)
     sources = [layer.mixer.memory_source for layer in config.layers]

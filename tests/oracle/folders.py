@@ -68,12 +68,13 @@ _STEP35 = {
 
 def adapted(case: Case | Family) -> Case | Family:
     """The model as the converter takes it: a Gemma 3 whose sixth layers are global, a Hunyuan with a context of 32 768, a
-    Granite with Mamba-2 whose number of tokens is a multiple of 8."""
+    Granite or a Nemotron with Mamba-2 whose number of tokens is a multiple of 8."""
     if isinstance(case, Case):
         return dataclasses.replace(case, pattern=6) if case.architecture == "gemma3" else case
-    if case.model == "GraniteMoeHybrid":
-        name, rows = "model.embed_tokens.weight", -(-case.config["vocab_size"] // 8) * 8
-        weights = {**case.weights, name: (rows, case.weights[name][1])}
+    if case.model in ("GraniteMoeHybrid", "NemotronH"):
+        names = {"model.embed_tokens.weight", "model.embeddings.weight", "lm_head.weight"} & set(case.weights)
+        rows = -(-case.config["vocab_size"] // 8) * 8
+        weights = {**case.weights, **{name: (rows, case.weights[name][1]) for name in names}}
         metadata = {**case.metadata, "vocab_size": rows}
         return dataclasses.replace(case, config={**case.config, "vocab_size": rows}, weights=weights, metadata=metadata)
     if case.config.get("rope_parameters", {}).get("rope_type") == "dynamic":
@@ -196,6 +197,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         _change(path, **_bailing_config(case.config))
     if case.architecture == "bailingmoe":
         _change(path, **_first_bailing_config(case.config))
+    if case.model == "NemotronH":
+        _change(path, **_nemotron_config(case.config))
     if case.model == "Cohere2":
         _change(path, rotary_pct=1.0)
     if case.model == "MiMoV2Flash":
@@ -276,6 +279,28 @@ def _first_bailing_config(c: Mapping[str, Any]) -> dict[str, Any]:
         "first_k_dense_replace": 0,
         "rope_theta": c["rope_parameters"]["rope_theta"],
         "rope_parameters": None,
+    }
+
+
+def _nemotron_config(c: Mapping[str, Any]) -> dict[str, Any]:
+    """What the published configuration of Nemotron-H has in other words than ``transformers``."""
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    mixed = (
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "n_shared_experts",
+        "moe_intermediate_size",
+        "n_group",
+        "topk_group",
+    )
+    dense: dict[str, Any] = {} if "n_routed_experts" in c else dict.fromkeys(mixed)
+    return {
+        "model_type": "nemotron_h_published",  # so that only these words are read
+        "hybrid_override_pattern": "".join(letters[kind] for kind in c["layers_block_type"]),
+        "layers_block_type": None,
+        "num_hidden_layers": len(c["layers_block_type"]),
+        "norm_eps": c["layer_norm_epsilon"],
+        **dense,
     }
 
 

@@ -170,7 +170,7 @@ def header(config: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         # What ``transformers`` knows, the conversion reads in the words of ``transformers``.
-        own = config["model_type"] in ("step3p5", "mimo_v2_flash")
+        own = config["model_type"] in ("step3p5", "mimo_v2_flash", "nemotron_h")
         known = {"model_type": config["model_type"] + "_published"} if own else {}
         path.write_text(json.dumps(config | known), encoding="utf-8")
         vocabulary: dict[str, Any] = {"model": {"vocab": dict.fromkeys(map(str, range(GEMMA)))}, "added_tokens": []}

@@ -60,7 +60,19 @@ PUBLISHED_WITH_VISION = {
 }
 
 HYBRID = ("qwen35", "qwen35moe")
-MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2", "deepseek4", "step35", "lfm2moe", "kimi-linear")
+MIXTURE = (
+    "qwen3moe",
+    "qwen35moe",
+    "gpt-oss",
+    "glm4moe",
+    "deepseek2",
+    "deepseek4",
+    "step35",
+    "lfm2moe",
+    "nemotron_h_moe",
+    "kimi-linear",
+)
+MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 
 TINY = [name for name in shapes() if name.startswith("tiny-") and not name.endswith(("-mtp", "-eagle3", "-dflash"))]
 
@@ -243,7 +255,7 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     assert ("rope_freqs.weight" in made.tensors) == (arch == "llama" or gemma is not None)
     assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2", "cohere2"))
     assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE or name.endswith("-moe"))
-    recurrent = (*HYBRID, "granitehybrid", "kimi-linear")
+    recurrent = (*HYBRID, *MAMBA, "kimi-linear")
     assert (f"{arch}.ssm.conv_kernel" in meta) == ("blk.0.ssm_a" in made.tensors) == (arch in recurrent)
     assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (
         arch in (*HYBRID, "glm4moe", "deepseek2", "step35")

@@ -55,6 +55,12 @@ class RowOperations(SharedOperations):
         self.do(rms_norm.rms_norm, *given, items=x.size // n, ns=20 + 0.3 * n, joined=joined)
         return y
 
+    def grouped_norm(self, x: np.ndarray, weight: np.ndarray, n_group: int, eps: float) -> np.ndarray:
+        y, n = self.empty(x.shape), x.shape[1] // n_group
+        given = x.reshape(-1, n), weight.reshape(n_group, n), f32(eps), y.reshape(-1, n)
+        self.do(rms_norm.rms_norm_groups, *given, items=x.size // n, ns=20 + 0.3 * n)
+        return y
+
     def rms_norm_add(
         self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float, scale: float = 1.0
     ) -> np.ndarray:

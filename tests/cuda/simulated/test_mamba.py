@@ -175,3 +175,15 @@ def test_a_pass_beside_the_cpu(gpu: backend.Backend, rows: int, kernel: str, pla
         return
     both.mamba(*arguments)
     assert sorted(check.what for check in notes) == ["convolved", "kept inputs", "kept state", "kept tokens", "result"]
+
+
+@pytest.mark.parametrize(("n_group", "n"), [(3, 96), (2, 600)])
+def test_a_norm_of_groups(gpu: backend.Backend, n_group: int, n: int) -> None:
+    rng = np.random.default_rng(n)
+    x, weight = (
+        rng.standard_normal((2, n_group * n)).astype(np.float32),
+        rng.uniform(0.5, 2, n_group * n).astype(np.float32),
+    )
+    a, w = gpu.upload(x), gpu.upload(weight)
+    ours = computed(gpu, lambda: gpu.grouped_norm(a, w, n_group, 1e-6))
+    assert ours.tobytes() == cpu.grouped_norm(x, weight, n_group, 1e-6).tobytes()

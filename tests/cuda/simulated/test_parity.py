@@ -23,13 +23,14 @@ from engine.cuda import backend, indexer
 from engine.cuda.runtime import device, driver
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.kda_config import KDAConfig
+from engine.models.mamba_config import MambaConfig
 from engine.models.network_config import ExpertsConfig
 from engine.synthetic.altup import Gemma3nShape
 from engine.synthetic.convolutions import Lfm2Shape
 from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.kda import KimiLinearShape
 from engine.synthetic.latents import LatentShape
-from engine.synthetic.mamba import GraniteHybridShape
+from engine.synthetic.mamba import GraniteHybridShape, NemotronHShape
 from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
 from engine.synthetic.parallel import Cohere2Shape
@@ -106,6 +107,12 @@ SHAPES = {
         kda=KDAConfig(4, 32, 4),
     ),
     "granitehybrid": GraniteHybridShape(*("granitehybrid", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5), attention=(1,)),
+    "nemotron_h_moe": NemotronHShape(
+        *("nemotron_h_moe", 4, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5),
+        pattern="ME*E",
+        mamba=MambaConfig(2, 16, 32, 2, 4),
+        experts=ExpertsConfig(3, 2, 32, 32),
+    ),
     "cohere2": Cohere2Shape("cohere2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5, window=3),
 }
 
@@ -170,6 +177,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("gemma3n", "Q8_0", "f16", [1, 2]),
             ("cohere2", "Q8_0", "f16", [1, 2]),
             ("kimi-linear", "Q8_0", "f16", [1, 2]),
+            ("nemotron_h_moe", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),
@@ -179,7 +187,7 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    mixtures = ("qwen35moe", "gpt-oss", "deepseek2", "deepseek4", "kimi-linear")
+    mixtures = ("qwen35moe", "gpt-oss", "deepseek2", "deepseek4", "kimi-linear", "nemotron_h_moe")
     gate = dict.fromkeys(mixtures, "experts").get(architecture, "activate")
     others = {"deepseek2": "latent_attention", "kimi-linear": "latent_attention", "deepseek4": "attend_compressed"}
     attention = others.get(architecture, "attention")
@@ -213,6 +221,8 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         found = {check.what for site, check in noted if site.operation == "kda"}
         assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
         assert "gated_norm" in operations and "latent_rope" in kernels
+    if architecture == "nemotron_h_moe":
+        assert {"mamba", "grouped_norm"} <= operations
         return
     if architecture == "gemma3n":
         streams = {f"altup_{name}" for name in ("enter", "predict", "active", "correct", "leave")}

@@ -68,6 +68,8 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("cohere2", {"n_gpu_layers": 1}),
         ("lfm2", {"override_tensor": r"blk\.0\.=gpu,^output|^token_embd_norm=cpu,attn|shortconv=cpu"}),
         ("kimi-linear", {"override_tensor": r"blk\.0\.=gpu,blk\.1\.=cpu"}),
+        ("nemotron_h_moe", {"n_cpu_moe": 4}),
+        ("nemotron_h_moe", {"override_tensor": "attn=cpu,ssm=gpu,ffn=gpu"}),
     ],
 )
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ def _split(part: str, weight: np.ndarray) -> Weights:
             return {"mamba.dt.bias": weight}
         case "mamba.conv1d.weight":
             return {part: weight[:, 0]}
-        case "mamba.norm.weight":
-            return {part: weight[None]}
     if part != "shared_mlp.input_linear.weight":
         return {part: weight}
     gate, up = np.split(weight, 2)
@@ -79,7 +77,7 @@ def _mixture(config: dict[str, Any]) -> Shapes:
 def _mamba(config: dict[str, Any]) -> Shapes:
     e, n_head, taps = config["hidden_size"], config["mamba_n_heads"], config["mamba_d_conv"]
     inner = 2 * e
-    channels = inner + 2 * config["mamba_d_state"]
+    channels = inner + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
     return {
         "mamba.in_proj.weight": (inner + channels + n_head, e),
         "mamba.conv1d.weight": (channels, 1, taps),
@@ -93,7 +91,7 @@ def _mamba(config: dict[str, Any]) -> Shapes:
 def _hybrid(name: str, kinds: str, config: dict[str, Any]) -> Family:
     """kinds: for each layer, "m" if it is Mamba-2, "a" if it has attention."""
     words = ["linear_attention" if kind == "m" else "full_attention" for kind in kinds]
-    config = {**config, "layer_types": words, "mamba_expand": 2, "mamba_n_groups": 1}
+    config = {"mamba_n_groups": 1, **config, "layer_types": words, "mamba_expand": 2}
     own = _family(name, "granitehybrid", "GraniteMoeHybrid", {"num_local_experts": 0, **config})
     inner = {part: shape for part, shape in _mixture(dict(own.config)).items() if shape[0] or part.startswith("shared")}
     mixers = {"m": _mamba(config), "a": attention(config)}
@@ -105,13 +103,19 @@ def _hybrid(name: str, kinds: str, config: dict[str, Any]) -> Family:
         "rope.scaling.finetuned": False,
         "ssm.conv_kernel": config["mamba_d_conv"],
         "ssm.state_size": config["mamba_d_state"],
-        "ssm.group_count": 1,
+        "ssm.group_count": config["mamba_n_groups"],
         "ssm.inner_size": 2 * config["hidden_size"],
         "ssm.time_step_rank": config["mamba_n_heads"],
     }
     names = _NAMES if "num_local_experts" in config else _NAMES | _DENSE
+
+    def convert(part: str, weight: np.ndarray) -> Weights:
+        if part == "mamba.norm.weight":
+            return {part: weight.reshape(config["mamba_n_groups"], -1)}
+        return _split(part, weight)
+
     weights = model(config, [norms(config) | mixers[kind] | inner for kind in kinds])
-    return replace(own, weights=weights, metadata=metadata, names=names, spreads=_SPREADS)
+    return replace(own, weights=weights, metadata=metadata, names=names, spreads=_SPREADS, convert=convert)
 
 
 def _family(name: str, architecture: str, kind: str, config: dict[str, Any]) -> Family:
@@ -164,7 +168,7 @@ CASES = [
         "mam",
         sizes(
             3, 80, (5, 1, 0), 40, {"rope_theta": 1e4}, shared_intermediate_size=56, mamba_n_heads=10, mamba_d_head=16,
-            mamba_d_state=32, mamba_d_conv=4, **_FACTORS, **_EXPERTS,
+            mamba_d_state=32, mamba_d_conv=4, mamba_n_groups=2, **_FACTORS, **_EXPERTS,
         ),
     ),
 ]  # fmt: skip
