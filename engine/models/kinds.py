@@ -30,7 +30,6 @@ NEAREST = {
     "exaone": "exaone4",
     "exaone-moe": "exaone4",
     "falcon": "llama",
-    "falcon-h1": "granitehybrid",
     "gemma": "gemma2",
     "gemma-embedding": "gemma3",
     "glm-dsa": "deepseek2",

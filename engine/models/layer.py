@@ -38,6 +38,8 @@ from engine.models.mixer import LayerMixer, Network
 from engine.models.mixer_config import MixerConfig, NoMixer
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig, NoNetwork
 from engine.models.norm import Norm, load_norm
+from engine.models.pair import MixerPair
+from engine.models.pair_config import PairConfig
 from engine.models.recurrent import load_recurrent
 from engine.models.residual import Residual
 from engine.models.short_conv import load_short_conv
@@ -53,6 +55,7 @@ MIXERS: dict[type[MixerConfig], Callable[[Loader, str, Any], LayerMixer | None]]
     MambaConfig: load_mamba,
     KDAConfig: load_kda,
     CompressedConfig: load_compressed,
+    PairConfig: lambda loader, blk, config: _load_pair(loader, blk, config),
 }
 """The function ``load(loader, blk, config)`` that loads a mixer, for each kind of configuration.  ``blk`` is the prefix of
 the names of the layer's tensors."""
@@ -144,6 +147,12 @@ def load_layer(mixers: Loader, networks: Loader, il: int) -> Layer:
         _residual(networks, blk, config.norms.after_network),
         config.parallel,
     )
+
+
+def _load_pair(loader: Loader, blk: str, config: PairConfig) -> MixerPair:
+    first, second = (MIXERS[type(mixer)](loader, blk, mixer) for mixer in (config.first, config.second))
+    assert first is not None and second is not None
+    return MixerPair(first, second)
 
 
 def load_norms(layer: Layer, loader: Loader, il: int) -> Layer:

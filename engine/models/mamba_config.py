@@ -10,7 +10,12 @@ from engine.ops.mamba import MambaSizes
 
 @dataclass(frozen=True)
 class MambaConfig(MambaSizes, MixerConfig):
-    """A mixer: Mamba-2 with the sizes of :class:`MambaSizes`."""
+    """A mixer: Mamba-2 with the sizes of :class:`MambaSizes`.
+
+    normed: whether results are normalized before the output layer.
+    """
+
+    normed: bool = True
 
     def cache_spec(self, rewind: int, decode_rows: int) -> MambaCacheSpec:
         """The specification of the cache: states, the latest tokens, and inputs of the convolution."""

@@ -30,8 +30,11 @@ class Norm:
 
 
 def load_norm(loader: Loader, name: str) -> Norm:
-    """Load the tensor ``name.weight`` and, of a layer norm, ``name.bias`` if the file has it."""
+    """Load the tensor ``name.weight``, or ``name`` if the file has that, and, of a layer norm, ``name.bias`` if the file has
+    it."""
     c = loader.config
     centered = c.norm == "layer"
     bias = loader.optional(name + ".bias", c.n_embd) if centered else None
-    return Norm(loader.vector(name + ".weight", c.n_embd), bias, c.norm_eps, centered)
+    # Files of Falcon-H1 have a norm without the usual end.
+    weight = loader.vector(name if loader.has(name) else name + ".weight", c.n_embd)
+    return Norm(weight, bias, c.norm_eps, centered)

@@ -1,4 +1,4 @@
-"""Shapes of models with Mamba-2: Granite 4 H and Nemotron-H, dense and as mixtures."""
+"""Shapes of models with Mamba-2: Granite 4 H and Nemotron-H, dense and as mixtures, and Falcon-H1."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ def mamba_tensors(block: str, e: int, net: MambaConfig) -> Iterator[tuple[str, t
     yield block + "ssm_dt.bias", (net.n_head,)
     yield block + "ssm_a", (net.n_head, 1)
     yield block + "ssm_d", (net.n_head, 1)
-    yield block + "ssm_norm.weight", (net.n_group, net.d_inner // net.n_group)
+    if net.normed:
+        yield block + "ssm_norm.weight", (net.n_group, net.d_inner // net.n_group)
     yield block + "ssm_out.weight", (e, net.d_inner)
 
 
@@ -150,6 +151,31 @@ class NemotronHShape(Shape):
         return found | ({"moe_latent_size": self.n_latent} if self.n_latent else {})
 
 
+@dataclass(frozen=True)
+class FalconH1Shape(Shape):
+    """falcon-h1: attention and Mamba-2 in every layer."""
+
+    mamba: MambaConfig = MambaConfig(2, 16, 32, 1, 4, normed=False)
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
+        e = self.n_embd
+        yield "token_embd.weight", (self.n_vocab, e)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}."
+            yield block + "attn_norm.weight", (e,)
+            yield from attention_tensors(block, self)
+            yield from mamba_tensors(block, e, self.mamba)
+            yield block + "ffn_norm", (e,)  # without the usual end
+            yield from self._feed_forward(block)
+        yield "output_norm.weight", (e,)
+        yield "output.weight", (self.n_vocab, e)
+
+    def metadata(self) -> dict[str, Value]:
+        """The sizes of Mamba-2."""
+        return mamba_metadata(self.mamba)
+
+
 # Layers, width, heads, KV heads, head size, feed-forward, vocabulary, context, RoPE base, epsilon.
 # fmt: off
 MAMBAS: dict[str, Shape] = {
@@ -176,6 +202,10 @@ MAMBAS: dict[str, Shape] = {
         pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", mamba=MambaConfig(64, 64, 128, 8, 4),
         experts=ExpertsConfig(128, 6, 1856, 3712, shared_gated=False),
     ),
+    "falcon-h1-0.5b": FalconH1Shape(
+        "falcon-h1", 36, 1024, 8, 2, 64, 2048, 32784, 16384, 1e11, 1e-5, tied=False,
+        mamba=MambaConfig(24, 64, 128, 1, 4, normed=False),
+    ),
     # A width that is no multiple of 256, convolutions of three and of four tokens, at the end of the trunk or not.
     "tiny-granitehybrid": GraniteHybridShape(
         "granitehybrid", 5, 288, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e4, 1e-5, attention=(1, 3),
@@ -189,6 +219,10 @@ MAMBAS: dict[str, Shape] = {
     "tiny-nemotron_h": NemotronHShape(
         "nemotron_h", 7, 288, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e4, 1e-5, tied=False, pattern="M-*--MM",
         mamba=MambaConfig(6, 48, 64, 3, 3),
+    ),
+    "tiny-falcon-h1": FalconH1Shape(
+        "falcon-h1", 3, 288, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False,
+        mamba=MambaConfig(6, 48, 64, 3, 4, normed=False),
     ),
     "tiny-nemotron_h_moe": NemotronHShape(
         "nemotron_h_moe", 5, 256, 3, 1, 64, 96, N_VOCAB_TINY, 512, 1e4, 1e-5, tied=False, pattern="ME*ME",

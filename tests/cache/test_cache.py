@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import AttentionCacheSpec, KVCache
+from engine.cache.mamba import MambaCacheSpec
 from engine.cache.pages import NoPages, PagedMemory, PagePool, Paging
+from engine.cache.pair import PairCacheSpec
 from engine.cache.sequence import Sequence, first_key, keys_of
 from engine.cache.spec import Ring
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.decode.evaluate import evaluate
 from engine.errors import ContextError, UsageError
 from engine.synthetic.model import make_model
-from tests.pages import layer_of
+from tests.pages import arrays_of, layer_of
 from tests.sequences import store
 from tests.tiers import examples
 
@@ -33,6 +35,25 @@ def test_what_decode_batches_in_flight_have_stored_can_be_rolled_back(decode_row
     while sequence.length + decode_rows <= 600:
         store(sequence, sequence.length, decode_rows)
     sequence.truncate(sequence.length - rewind)
+
+
+def test_a_layer_with_two_mixers_has_both_caches() -> None:
+    """Its memory, pages and rings are those of two layers, and what one of both refuses."""
+    first, second = AttentionCacheSpec(2, 24, 24), MambaCacheSpec(40, 4, 2, 16, 32, rewind=20)
+    pair, alone = (
+        KVCache(specs, 640, 16, F16, np.zeros) for specs in ([PairCacheSpec(first, second)], [first, second])
+    )
+    (layer,) = pair.layers
+    assert [array.nbytes for part in (layer.first, layer.second) for array in arrays_of(part).values()] == [
+        array.nbytes for part in alone.layers for array in arrays_of(part).values()
+    ]
+    assert (pair.n_bytes, pair.page_bytes, pair.rings) == (alone.n_bytes, alone.page_bytes, alone.rings)
+    spec = pair.specs[0]
+    assert (spec.segments, spec.snapshot_bytes) == (second.segments, second.snapshot_bytes) and spec.can_be_thinned
+    assert spec.restorable and "use f16" in spec.refusal(Types(*[CACHE_TYPES["q8_0"]] * 2), "falcon-h1")
+    assert not PairCacheSpec(AttentionCacheSpec(2, 24, 24, window=8), second).restorable and layer.types == F16
+    visible = np.arange(1, 9)
+    assert layer.bytes_per_token(visible) == sum(part.bytes_per_token(visible) for part in alone.layers)
 
 
 def test_sliding_layers_hold_only_their_window() -> None:

@@ -658,6 +658,7 @@ MODELS = [
     *(("tiny-nemotron_h", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-nemotron_h_moe", quant) for quant in ("Q4_K_M", "Q8_0")),
     ("tiny-nemotron_h_moe-latent", "Q4_0"),
+    *(("tiny-falcon-h1", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-gemma3n", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-cohere2", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
@@ -677,6 +678,7 @@ MIXED = (
     "tiny-nemotron_h",
     "tiny-nemotron_h_moe",
     "tiny-nemotron_h_moe-latent",
+    "tiny-falcon-h1",
     "tiny-gemma3n",
     "tiny-cohere2",
     "tiny-gemma4",
@@ -766,6 +768,7 @@ WIDE = [
     ("tiny-nemotron_h", "Q4_K_M", "f16"),
     ("tiny-nemotron_h_moe", "Q8_0", "q8_0"),
     ("tiny-nemotron_h_moe-latent", "Q4_0", "f16"),
+    ("tiny-falcon-h1", "Q4_K_M", "q8_0"),
     ("tiny-gemma3n", "Q4_K_M", "f16"),
     ("tiny-cohere2", "Q4_K_M", "f16"),
 ]

@@ -28,6 +28,7 @@ KINDS = (
     "hybrid mixture",
     "convolutions",
     "mamba",
+    "pairs",
     "gemma4",
     "gemma3n",
     "eagle3",

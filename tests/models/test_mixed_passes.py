@@ -1,6 +1,7 @@
 """Passes of several sequences at once: each row has the bits that its sequence has alone, in the logits, in all that is
 stored, and in the passes and drafts after it."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from engine.cache.compressed import CompressedCache
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.mamba import MambaCache
+from engine.cache.pair import PairCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
 from engine.cache.short_conv import ShortConvCache
@@ -47,6 +49,7 @@ KINDS = {
     "kda": Kind("tiny-kimi-linear", "Q4_K_M"),
     "parallel": Kind("tiny-cohere2", "Q4_K_M"),
     "blocks": Kind("tiny-nemotron_h_moe", "Q4_K_M"),
+    "pairs": Kind("tiny-falcon-h1", "Q4_K_M", "q8_0"),
     "deepseek4": Kind("", "Q8_0"),
     "eagle3": Kind("tiny-qwen35moe", "Q4_0", "f16", "tiny-eagle3"),
     "dflash": Kind("tiny-gemma4", "Q4_0", "f16", "tiny-dflash"),
@@ -98,7 +101,8 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
     the latest ones in rings."""
     n, slot = sequence.length, sequence.slot
     found = [array.tobytes() for array in model.save(sequence).arrays]
-    for layer in model.cache.layers:
+    both = ((layer.first, layer.second) if isinstance(layer, PairCache) else (layer,) for layer in model.cache.layers)
+    for layer in chain.from_iterable(both):
         if isinstance(layer, AttentionCache):
             first, table = max(0, n - layer.window + 1) if layer.window > 0 else 0, layer.table[slot]
             if layer.k_type.quantized:
@@ -146,7 +150,7 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     one: Any = alone.model
     model: Any = several.model
     assert len(model.sequences) == 3 and (model.drafter is None) is (
-        name in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel", "blocks")
+        name in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel", "blocks", "pairs")
     )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]

@@ -28,6 +28,7 @@ from engine.models.kda_config import KDAConfig
 from engine.models.latent_config import LatentConfig
 from engine.models.mamba_config import MambaConfig
 from engine.models.network_config import DenseConfig, ExpertsConfig, NetworkConfig
+from engine.models.pair_config import PairConfig
 from engine.models.registry import ARCHITECTURES, build, read_config
 from engine.models.rope_config import RopeConfig
 from engine.models.short_conv_config import ShortConvConfig
@@ -96,6 +97,7 @@ MAMBA_WORDS = {
     "nemotron_h": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"),
     "granitemoehybrid": tuple(f"mamba_{name}" for name in ("n_heads", "d_head", "d_state", "n_groups", "d_conv")),
 }
+MAMBA_WORDS["falcon_h1"] = MAMBA_WORDS["granitemoehybrid"]
 """The words of models for the sizes of Mamba-2."""
 
 
@@ -183,6 +185,12 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     text, heads = published.text, published.text["num_attention_heads"]
     assert mixer.exists == (kind not in ("mlp", "moe"))
     if not mixer.exists:
+        return
+    if isinstance(mixer, PairConfig):
+        second: Any = mixer.second
+        check_mixer(published, mixer.first, kind)
+        check_mixer(published, second, "mamba")
+        assert second.normed == text["mamba_rms_norm"]
         return
     if isinstance(mixer, DeltaNetConfig):
         assert kind == "linear_attention"
@@ -313,8 +321,8 @@ def test_a_published_model(name: str) -> None:
     published, gguf = Published(CONFIGS[name]["config"]), file_of(name)
     config, text = read_config(gguf), published.text
     assert (config.n_layer, config.n_embd) == (published.n_layer, text["hidden_size"])
-    if published.kind in MAMBA_WORDS:
-        assert config.n_ctx_train == 1 << 20  # the conversion of all models with Mamba-2 writes this
+    if published.kind in ("granitemoehybrid", "nemotron_h"):
+        assert config.n_ctx_train == 1 << 20  # the conversion of models without rotations writes this
     elif "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
         assert config.n_ctx_train == published.first("model_max_length", "max_position_embeddings")
     if (eps := published.first("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")) is not None:

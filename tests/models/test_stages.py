@@ -251,6 +251,14 @@ def test_blocks_that_are_one_part(folder: Path) -> None:
     assert (where(placement.mixers), where(placement.networks)) == ("CGCCG", "CGCCG")
 
 
+def test_two_mixers_of_a_layer_stay_together(folder: Path) -> None:
+    config, gguf = config_of("pairs", folder)
+    both = Division(overrides=parse_overrides("(attn_|ssm_)=cpu")).placement(config, gguf, GPU, CPU)
+    assert (where(both.mixers), where(both.networks)) == ("CCC", "GGG")
+    with pytest.raises(UsageError, match="the mixer of layer 0 stay together"):
+        Division(overrides=parse_overrides("ssm_=cpu")).placement(config, gguf, GPU, CPU)
+
+
 def test_mixers_lie_where_their_keys_lie(folder: Path) -> None:
     config, gguf = config_of("gemma4", folder)
     sources = [layer.mixer.memory_source for layer in config.layers]

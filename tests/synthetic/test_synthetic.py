@@ -72,7 +72,7 @@ MIXTURE = (
     "nemotron_h_moe",
     "kimi-linear",
 )
-MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 
 TINY = [name for name in shapes() if name.startswith("tiny-") and not name.endswith(("-mtp", "-eagle3", "-dflash"))]
 

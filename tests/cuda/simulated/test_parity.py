@@ -30,7 +30,7 @@ from engine.synthetic.convolutions import Lfm2Shape
 from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.kda import KimiLinearShape
 from engine.synthetic.latents import LatentShape
-from engine.synthetic.mamba import GraniteHybridShape, NemotronHShape
+from engine.synthetic.mamba import FalconH1Shape, GraniteHybridShape, NemotronHShape
 from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
 from engine.synthetic.parallel import Cohere2Shape
@@ -113,6 +113,7 @@ SHAPES = {
         mamba=MambaConfig(2, 16, 32, 2, 4),
         experts=ExpertsConfig(3, 2, 32, 32),
     ),
+    "falcon-h1": FalconH1Shape("falcon-h1", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5, tied=False),
     "cohere2": Cohere2Shape("cohere2", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5, window=3),
 }
 
@@ -178,6 +179,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("cohere2", "Q8_0", "f16", [1, 2]),
             ("kimi-linear", "Q8_0", "f16", [1, 2]),
             ("nemotron_h_moe", "Q8_0", "f16", [1, 2]),
+            ("falcon-h1", "Q8_0", "f16", [1, 2]),
         ],
         2,
     ),

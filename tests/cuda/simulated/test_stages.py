@@ -70,6 +70,7 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("kimi-linear", {"override_tensor": r"blk\.0\.=gpu,blk\.1\.=cpu"}),
         ("nemotron_h_moe", {"n_cpu_moe": 4}),
         ("nemotron_h_moe", {"override_tensor": "attn=cpu,ssm=gpu,ffn=gpu"}),
+        ("falcon-h1", {"override_tensor": "attn|ssm=cpu"}),
     ],
 )
 def test_a_divided_model_has_the_bits_of_the_cpu(name: str, options: dict[str, Any], tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from tests.oracle.shared import finish, permuted, uniform
 Shapes = dict[str, tuple[int, ...]]
 Weights = dict[str, np.ndarray]
 
+BARE = ("ssm_a", "ssm_d", "ffn_norm")
+"""Names in GGUF files that have no ".weight" behind them; of the last one only in Falcon-H1."""
+
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -108,7 +111,7 @@ class Family:
             for old, value in self._converted(part, weight).items():
                 stem, dot, kind = old.rpartition(".")
                 stem, kind = (stem, kind) if dot and kind in ("weight", "bias") else (old, "weight")
-                out[block + (old if old in ("ssm_a", "ssm_d") else f"{names[stem]}.{kind}")] = value
+                out[block + (old if old in BARE else f"{names[stem]}.{kind}")] = value
         return out
 
     def _converted(self, part: str, weight: np.ndarray) -> Weights:
