@@ -269,6 +269,7 @@ def check_network(published: Published, il: int, network: NetworkConfig, kind: s
     )
     shared = shared[il] if isinstance(shared, list) else shared
     assert network.n_ff_shared == (published.first(*(f"{name}_intermediate_size" for name in SHARED)) or shared * width)
+    assert network.n_latent == (text.get("moe_latent_size") or 0)
     scale = published.first("routed_scaling_factor", "moe_router_scaling_factor")
     assert network.weight_scale == pytest.approx(scale or 1.0)
     if "n_group" in text:

@@ -121,6 +121,15 @@ def drafting(config: dict[str, Any], shapes: Shapes) -> Shapes:
         own = {re.sub(r".*layers\.\d+", "mtp.layers.0", k): v for k, v in shapes.items() if f"layers.{full}." in k}
         norms = {f"mtp.{name}.weight": (d,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
         return own | norms | {"mtp.fc.weight": (d, 2 * d)}
+    if config["model_type"] == "nemotron_h" and config.get("num_nextn_predict_layers"):
+        kinds = [f"backbone.layers.{config['hybrid_override_pattern'].index(letter)}." for letter in "*E"]
+        both = {
+            k.replace(blk, f"mtp.layers.{i}."): v for i, blk in enumerate(kinds) for k, v in shapes.items() if blk in k
+        }
+        names = ("0.enorm", "0.hnorm", "1.final_layernorm")
+        return (
+            both | {f"mtp.layers.{name}.weight": (d,) for name in names} | {"mtp.layers.0.eh_proj.weight": (d, 2 * d)}
+        )
     if text.get("num_nextn_predict_layers"):
         last, blk = f"model.layers.{n - 1}.", f"model.layers.{n}."
         layer = {k.replace(last, blk): v for k, v in shapes.items() if k.startswith(last)}
