@@ -294,15 +294,20 @@ class Metadata:
         """Whether some layers are mixtures of experts."""
         return self.integer("expert_count", 0, 0) > 0
 
-    def experts(self, gating: str = "softmax", normalized: bool = True, n_ff: int = 0, **others: Any) -> ExpertsConfig:
-        """The mixture of experts, which has the same sizes in all layers that have one.
+    def experts(
+        self, gating: str = "softmax", normalized: bool = True, n_ff: int = 0, n_used: int = 0, **others: Any
+    ) -> ExpertsConfig:
+        """The mixture of experts, which has the same sizes in all layers that have one, unless they are given.
 
         gating, normalized: the defaults of the fields of :class:`ExpertsConfig`.
         n_ff: the width of an expert; 0: it is read from the file.
+        n_used: the number of experts that a row uses; 0: it is read from the file.
         others: further fields of :class:`ExpertsConfig`.
         """
         n_expert = self.integer("expert_count", most=1024)
-        n_used = self.integer("expert_used_count", None, 1, min(n_expert, 32))
+        n_used = n_used or self.integer("expert_used_count", None, 1, min(n_expert, 32))
+        if n_used > min(n_expert, 32):
+            self.refuse("expert_used_count", f"is {n_used}, and at most {min(n_expert, 32)} are supported")
         if self.has("expert_gating_func"):
             code = self.integer("expert_gating_func", None, 0, 100)
             if code not in GATINGS:

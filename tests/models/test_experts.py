@@ -1,13 +1,19 @@
 """The description of mixtures: which law of the choice they have, and which combinations are refused."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.errors import ModelError
+from engine.gguf.file import read_gguf
+from engine.models.registry import read_config
 from engine.ops.activation import KINDS, Activation
 from engine.ops.experts import Experts, Routing
+from tests.oracle.families.family import Family
+from tests.oracle.models import CASES, write_gguf
 
 FLOOR = 2.0**-14
 BIAS, TABLE = np.zeros(8, np.float32), np.zeros((3, 2), np.int32)
@@ -75,3 +81,22 @@ def test_activations() -> None:
             Activation(kind, (0.5,) * 5)
     with pytest.raises(ModelError, match="'erf'.*use a model with one of: swiglu, geglu"):
         Activation("erf")
+
+
+def test_experts_may_differ_from_block_to_block(tmp_path: Path) -> None:
+    """As in models that were pruned block by block, whose files have lists."""
+    case = CASES["nemotron_h_moe"]
+    assert isinstance(case, Family)
+
+    def networks(number: int, **lists: list[int]) -> list[Any]:
+        given = replace(case, metadata={**case.metadata, **lists})
+        return [
+            layer.network for layer in read_config(read_gguf(write_gguf(given, tmp_path / f"{number}.gguf"))).layers
+        ]
+
+    plain = networks(0)
+    assert [network.exists for network in plain] == [False, True, False, False, True]
+    lists = {"expert_used_count": [0, 3, 0, 0, 3], "expert_feed_forward_length": [0, 40, 0, 0, 40]}
+    assert networks(1, **lists) == plain
+    found = networks(2, expert_used_count=[0, 3, 0, 0, 2], expert_feed_forward_length=[0, 40, 0, 0, 24])
+    assert found == [*plain[:4], replace(plain[4], n_used=2, n_ff=24)]

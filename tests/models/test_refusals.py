@@ -94,10 +94,14 @@ CHANGES = {
         "granitehybrid", "is 192, and heads of a multiple of 16 elements are supported", keys={"ssm.time_step_rank": 16}
     ),
     "groups of heads": Change("granitehybrid", "is 3, which does not divide the 4 heads", keys={"ssm.group_count": 3}),
-    "experts of several widths": Change(
+    "experts of another width": Change(
         "nemotron_h_moe",
-        "expert_feed_forward_length differs from layer to layer, which is not supported.",
-        keys={"expert_feed_forward_length": [40, 40, 40, 40, 24]},
+        "tensor blk.4.ffn_up_exps.weight has shape [7, 40, 80] where the metadata requires [7, 24, 80]; the file is "
+        "inconsistent.",
+        keys={"expert_feed_forward_length": [0, 40, 0, 0, 24]},
+    ),
+    "too many experts of a block": Change(
+        "nemotron_h_moe", "is 8, and at most 7 are supported", keys={"expert_used_count": [0, 3, 0, 0, 8]}
     ),
     "other channels": Change(
         "granitehybrid",

@@ -9,8 +9,8 @@ Block (llama.cpp, ``src/models/nemotron-h.cpp``)::
     x = x + experts(a) + max(a Wup, 0)^2 Wdown     the latter in nemotron_h_moe, with a shared network
 
 Experts have no gate, as the networks.  They are chosen by p + exp_probs_b, where p is the sigmoid of the router's logits, and
-weighted by p, normalized over the chosen ones and scaled.  If the file has latents, experts read a Wdown' and their sum is
-multiplied by Wup'.
+weighted by p, normalized over the chosen ones and scaled.  Their width and the number of those that are chosen may differ
+from block to block.  If the file has latents, experts read a Wdown' and their sum is multiplied by Wup'.
 
 The formula of Mamba-2 is in ``engine/models/mamba.py``.
 """
@@ -40,7 +40,9 @@ def read(m: Metadata) -> ModelConfig:
         if not m.mixture:
             return DenseConfig(widths[il], RELU2)
         shared, latent = m.integer("expert_shared_feed_forward_length", 0, 0), m.integer("moe_latent_size", 0, 0)
-        others = {"n_ff_shared": shared, "n_latent": latent}
+        n_used = m.counts("expert_used_count", None, 0)[il]
+        n_ff = m.counts("expert_feed_forward_length", 0, 0)[il] or widths[il] // max(n_used, 1)
+        others = {"n_ff": n_ff, "n_used": n_used, "n_ff_shared": shared, "n_latent": latent}
         return m.experts("sigmoid", normalized=False, activation=RELU2, shared_gated=False, **others)
 
     def layer(il: int) -> LayerConfig:
