@@ -39,7 +39,7 @@ def test_what_decode_batches_in_flight_have_stored_can_be_rolled_back(decode_row
 
 def test_a_layer_with_two_mixers_has_both_caches() -> None:
     """Its memory, pages and rings are those of two layers, and what one of both refuses."""
-    first, second = AttentionCacheSpec(2, 24, 24), MambaCacheSpec(40, 4, 2, 16, 32, rewind=20)
+    first, second = AttentionCacheSpec(2, 24, 24), MambaCacheSpec(40, 4, 2, 16, 32, 44, rewind=20)
     pair, alone = (
         KVCache(specs, 640, 16, F16, np.zeros) for specs in ([PairCacheSpec(first, second)], [first, second])
     )

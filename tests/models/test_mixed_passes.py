@@ -150,7 +150,8 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     one: Any = alone.model
     model: Any = several.model
     assert len(model.sequences) == 3 and (model.drafter is None) is (
-        name in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel", "blocks", "pairs")
+        name
+        in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel", "blocks", "pairs")
     )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]

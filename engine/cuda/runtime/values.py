@@ -223,7 +223,12 @@ class Attended(Deferred):
         """The value as int8.  Two kernels compute it if that is faster."""
         if layout or not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, layout)
-        to, parts, partials, shape = recorder.int8(unit, *self.shape, layout=layout), self._parts, self.partials, self.geometry
+        to, parts, partials, shape = (
+            recorder.int8(unit, *self.shape, layout=layout),
+            self._parts,
+            self.partials,
+            self.geometry,
+        )
         if shape.join:
             (rows, columns), d_v = self.shape, shape.d_v
             n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
