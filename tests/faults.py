@@ -394,7 +394,7 @@ FAULTS = (
     Fault(
         "a mask off by one, GPU",
         "attention",
-        "engine/cuda/attention/weigh.py",
+        "engine/cuda/attention/sight.py",
         "min(I(place - chunk * CHUNK + 1), I(CHUNK))",
         "min(I(place - chunk * CHUNK), I(CHUNK))",
         "a token does not see itself",

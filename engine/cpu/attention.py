@@ -1,6 +1,7 @@
 """Causal attention over a cache of keys and values, in chunks of 64 absolute positions, for rows of any sequences.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1);
+    where rows have spans (``engine/ops/spans.py``), from the first to the last position of their span;
     with a cap c (Gemma 2), a score s = scale q . k_j is replaced by c tanh(s / c);
     a head's sink (Agarwal et al. 2025, gpt-oss) is one more score of its softmax, with the value 0.
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], float32 or
@@ -37,6 +38,7 @@ from engine.cpu import quantized_cache
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS, add_weighted, clear, hide
 from engine.numerics import exp, finite, fma, softcap, stored_half
+from engine.ops.spans import CUT_BITS, MOST_CUT, SPANS
 
 f32 = np.float32
 i64 = np.int64
@@ -88,14 +90,23 @@ def end_of_run(item, sequences, of_head):
 
 @njit(cache=True)
 def first_visible(position, window):
-    """The first position that the row at ``position`` sees."""
+    """The first position that the row at ``position``, or with the span ``position``, sees."""
+    if window > SPANS:
+        return max(0, (position >> CUT_BITS) + (position & MOST_CUT) - (window - SPANS) + 1)
     return max(0, position - window + 1) if window > 0 else -window
+
+
+@njit(cache=True)
+def last_visible(position, window):
+    """The last position that the row at ``position``, or with the span ``position``, sees."""
+    return position >> CUT_BITS if window > SPANS else position
 
 
 @njit(cache=True)
 def visible(chunk, position, window):
     """The lanes [first, last) of a chunk that the row at ``position`` sees; none if last <= first."""
-    return max(0, first_visible(position, window) - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
+    last = last_visible(position, window)
+    return max(0, first_visible(position, window) - chunk * CHUNK), min(CHUNK, last - chunk * CHUNK + 1)
 
 
 @njit(cache=True)
@@ -301,7 +312,7 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP, cap: float = 0.0) -> Ca
     none.
 
     integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
-    keys, and empty for others; window 0 means all earlier positions.
+    keys, and empty for others; window 0 means all earlier positions, and if it is larger than ``SPANS``, positions are spans.
     parts float32 [rows, n_head, chunks, 2]: where the maximum and the sum of the weights of each chunk are written, or empty.
     If values are quantized, the result has yet to be rotated (``engine/cpu/quantized_cache.py``).
     """
@@ -332,10 +343,11 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP, cap: float = 0.0) -> Ca
             stop, n_items = min(last, end_of_run(first, sequences, of_head)), 0
             t, h = row_and_head(first, rows, of_head)
             g, pages = h // of_head, table[sequences[t]]
-            low, high = first_visible(positions[t], window), i64(positions[t])
+            low, high = first_visible(positions[t], window), i64(last_visible(positions[t], window))
             for item in range(first, stop):
                 t, h = row_and_head(item, rows, of_head)
-                low, high = min(low, first_visible(positions[t], window)), max(high, i64(positions[t]))
+                low = min(low, first_visible(positions[t], window))
+                high = max(high, i64(last_visible(positions[t], window)))
                 query(q, integers, scales, scale, t, h, queries, dq, n_items)
                 at_positions[n_items] = positions[t]
                 n_items += 1

@@ -39,6 +39,7 @@ from engine.cpu.attention import (
     first_visible,
     join,
     join_groups,
+    last_visible,
     note,
     row_and_head,
     rows_that_see,
@@ -159,8 +160,8 @@ def attend(bits: int, group: int = GROUP, cap: float = 0.0) -> Callable[..., Non
     last)`` for integers of this size in bits and groups of this number of chunks; ``cap``: of scores, 0 for none.
 
     integers int16 [rows, n_head, d_k] and scales float32 [rows, n_head, blocks] are the quantized queries; window 0 means all
-    earlier positions.  parts float32 [rows, n_head, chunks, 2]: where the maximum and the sum of the weights of each chunk
-    are written, or empty.
+    earlier positions, and if it is larger than ``SPANS``, positions are spans.  parts float32 [rows, n_head, chunks, 2]:
+    where the maximum and the sum of the weights of each chunk are written, or empty.
     """
     scores, weighted = of_chunk(bits)
     capped, most_score = cap > 0.0, f32(cap * LOG2_E)
@@ -186,10 +187,11 @@ def attend(bits: int, group: int = GROUP, cap: float = 0.0) -> Callable[..., Non
             stop, n_items = min(last, end_of_run(first, sequences, of_head)), 0
             t, h = row_and_head(first, rows, of_head)
             first_page, slot = h // of_head * n_pages, sequences[t]
-            low, high = first_visible(positions[t], window), i64(positions[t])
+            low, high = first_visible(positions[t], window), i64(last_visible(positions[t], window))
             for item in range(first, stop):
                 t, h = row_and_head(item, rows, of_head)
-                low, high = min(low, first_visible(positions[t], window)), max(high, i64(positions[t]))
+                low = min(low, first_visible(positions[t], window))
+                high = max(high, i64(last_visible(positions[t], window)))
                 queries[n_items], dq[n_items] = integers[t, h], scales[t, h]
                 at_positions[n_items] = positions[t]
                 n_items += 1

@@ -526,11 +526,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         last: Tensor,
         table: Tensor | None,
         window: int,
+        spans: bool = False,
     ) -> Tensor | Deferred:
         query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch, table)
         if batch.rows > NARROW_ROWS:
-            return launches.attend_wide(self.recorder, heads, query, cache, batch, last, window, None)
-        return launches.attend(self.recorder, heads, query, None, cache, batch, last, window)
+            return launches.attend_wide(self.recorder, heads, query, cache, batch, last, window, None, spans)
+        return launches.attend(self.recorder, heads, query, None, cache, batch, last, window, None, spans)
 
     def remember(
         self,

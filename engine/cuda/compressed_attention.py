@@ -36,7 +36,6 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CHUNK, GROUP
-from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.latent_chunk import (
     AT_ONCE,
     HIDDEN,
@@ -49,7 +48,8 @@ from engine.cuda.attention.latent_chunk import (
     make_stage,
     make_sum,
 )
-from engine.cuda.attention.weigh import visible, warp_max
+from engine.cuda.attention.sight import first_visible, visible
+from engine.cuda.attention.weigh import warp_max
 from engine.cuda.elements import setter
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import (

@@ -44,18 +44,22 @@ class Attention(Mixer):
         o = self._scaled(ops, ops.attention(self.heads, q, k, v, memory, batch, self.table))
         return o if self.gate is None else ops.gate_heads(ops.plain(o), self.gate.apply(ops, a))
 
-    def mix_up_to(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array], last: Array) -> Value:
+    def mix_up_to(
+        self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array], last: Array, reach: int = 0
+    ) -> Value:
         """Store keys and values in ``memory`` and compute attention of each normalized row of a [rows, n_embd] up to a given
         position, which may be that of a later row.  A window ends there, too.
 
         last: int32 [rows], the last position to which each row attends, or its place if the layer has no window and sequences
             may be thinned (``AttentionCache.places``).
+        reach: if it is not 0, ``last`` are the spans of the rows with this reach (``engine/ops/spans.py``).
 
         Returns the result before the output layer, float32 [rows, n_head * d_v].
         """
         q, k, v = self._inputs(ops, a)
         ops.remember(self.heads, k, v, memory, batch, self.table)
-        return self._scaled(ops, ops.attend_past(self.heads, q, memory, batch, last, self.table, memory.window))
+        window = 2 * reach + 1 if reach else memory.window
+        return self._scaled(ops, ops.attend_past(self.heads, q, memory, batch, last, self.table, window, reach > 0))
 
     def _scaled(self, ops: Ops, o: Value) -> Value:
         return o if self.value_scale == 1.0 else ops.scale(ops.plain(o), self.value_scale)

@@ -9,7 +9,7 @@ from engine.models.rope_config import RopeConfig
 
 @dataclass(frozen=True)
 class AttentionConfig(MixerConfig):
-    """A mixer: causal attention of n_head query heads over n_head_kv heads of keys and values.
+    """A mixer: attention of n_head query heads over n_head_kv heads of keys and values.
 
     d_k, d_v: the number of elements of a query or key, and of a value.
 
@@ -30,6 +30,7 @@ class AttentionConfig(MixerConfig):
     source: the index of the layer whose keys and values are read; None: the layer has its own.
     n_in: the width of its inputs; 0: that of the residual stream.
     hides_first: whether no token sees position 0.
+    reach: the number of positions before and after its own that a token sees, in a model that is not causal; 0: all.
     """
 
     n_head: int
@@ -51,6 +52,7 @@ class AttentionConfig(MixerConfig):
     n_in: int = 0
     hides_first: bool = False
     softcap: float = 0.0
+    reach: int = 0
 
     def cache_spec(self, rewind: int, decode_rows: int) -> AttentionCacheSpec:
         """The specification of the cache: keys and values."""

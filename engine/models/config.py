@@ -95,6 +95,7 @@ class ModelConfig:
     pooling: how the outputs of a text become one vector or score (``engine/models/pooling.py``); "": the file does not say.
     causal: whether a token attends to earlier tokens only, so that the model can generate text.
     n_token_types: the number of vectors for types of tokens, of which the first one is used; 0: there are none.
+    n_dense: the width between the two matrices that outputs are multiplied by before they become a vector; 0: there are none.
     labels: the names of the scores that a classifier computes, of which the first one says how relevant a document is.
     """
 
@@ -126,6 +127,7 @@ class ModelConfig:
     pooling: str = ""
     causal: bool = True
     n_token_types: int = 0
+    n_dense: int = 0
     labels: tuple[str, ...] = ()
 
     @property

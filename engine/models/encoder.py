@@ -55,12 +55,14 @@ class Encoder(Model):
     Its residual stream begins with layer_norm(embedding + position + token type).
     """
 
-    layers: list[EncoderLayer]
+    layers: list[Any]
+    #: int32 [rows]: the last position of the text of each row of a pass.
+    last: Array
 
     def load_output(self) -> None:
         """Do nothing: there are no logits."""
 
-    def load_layer(self, il: int) -> EncoderLayer:
+    def load_layer(self, il: int) -> Any:
         """Load the weights of layer ``il``."""
         c, blk, loader = self.config, f"blk.{il}.", self.loader(self.placement.mixers[il])
         config = c.layers[il]
@@ -75,6 +77,7 @@ class Encoder(Model):
 
     def load_rest(self) -> None:
         """Load what the residual stream begins with, and allocate memory for the last positions of texts."""
+        self.last = self.rows_of_integers()
         c, first = self.config, self.loader(self.placement.first)
         #: float32 [n_embd], which is added to the embedding of every token: the first type, "sentence A"; None: no types.
         self.token_type: Array | None = None
@@ -82,15 +85,23 @@ class Encoder(Model):
             types = first.array("token_types.weight", c.n_token_types, c.n_embd)
             self.token_type = self.ops.upload(np.ascontiguousarray(types[0]))
         self.embedding_norm = load_norm(first, "token_embd_norm")
-        #: int32 [rows]: the last position of the text of each row of a pass.
-        self.last = self.ops.zeros((max(self.prompt_rows, self.max_rows, self.ops.decode_rows),), np.int32)
+
+    def rows_of_integers(self) -> Array:
+        """Allocate an array with an integer for each row of a pass, int32 [rows]."""
+        return self.ops.zeros((max(self.prompt_rows, self.max_rows, self.ops.decode_rows),), np.int32)
 
     def read_texts(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over whole texts, whose sequences are empty.  See :meth:`Model.read_texts`."""
-        ends = np.concatenate([np.full(len(tokens), len(tokens) - 1, np.int32) for _, tokens in parts])
-        # Rows that fill a pass are copies of the last one.
-        self.ops.store(self.last, 0, np.pad(ends, (0, self.last.size - ends.size), "edge"))
+        self.prepare_texts([len(tokens) for _, tokens in parts])
         return super().read_texts(parts)
+
+    def prepare_texts(self, lengths: SequenceOf[int]) -> None:
+        """Tell attention how long the texts of the next pass are."""
+        self.fill(self.last, np.concatenate([np.full(n, n - 1, np.int32) for n in lengths]))
+
+    def fill(self, target: Array, rows: np.ndarray) -> None:
+        """Store integers of the rows of a pass, int32 [rows].  Rows that fill a pass are copies of the last one."""
+        self.ops.store(target, 0, np.pad(rows, (0, target.size - rows.size), "edge"))
 
     def enter(self, ops: Ops, x: Array) -> Array:
         """The residual stream before the first layer, computed from the embeddings x, float32 [rows, n_embd]."""

@@ -31,7 +31,6 @@ NEAREST = {
     "exaone-moe": "exaone4",
     "falcon": "llama",
     "gemma": "gemma2",
-    "gemma-embedding": "gemma3",
     "glm-dsa": "deepseek2",
     "gptj": "llama",
     "gptneox": "llama",

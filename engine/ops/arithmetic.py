@@ -91,14 +91,23 @@ class Arithmetic(Protocol[A, V, M]):
         """
 
     def attend_past(
-        self, heads: Heads[A], q: A, cache: AttentionCache[A], batch: Batch[A], last: A, table: A | None, window: int
+        self,
+        heads: Heads[A],
+        q: A,
+        cache: AttentionCache[A],
+        batch: Batch[A],
+        last: A,
+        table: A | None,
+        window: int,
+        spans: bool = False,
     ) -> V:
         """Compute attention of q over cached positions.  Nothing is stored.
 
         q: [rows, n_head * d_k], which is rotated by the rows' positions unless ``table`` is None.
-        last: int32 [rows], the last position to which each row attends.
+        last: int32 [rows], the last position to which each row attends, or its span (``engine/ops/spans.py``).
         table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
         window: the maximum number of positions to which a row attends; 0: all.
+        spans: whether ``last`` are spans of a window of 2 * reach + 1 positions.
 
         Returns float32 [rows, n_head * d_v].
         """

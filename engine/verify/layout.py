@@ -9,7 +9,7 @@ from numba import njit
 from engine.cache.recurrent import SEGMENT
 from engine.cache.types import BLOCK, CHUNK
 from engine.compile.family import family
-from engine.cpu.attention import bound, first_visible, readers, visible, weigh
+from engine.cpu.attention import bound, first_visible, last_visible, readers, visible, weigh
 from engine.cpu.delta_net import all_dots, couple
 from engine.cpu.fold import fold
 from engine.cpu.integer_attention import of_chunk, read_scales
@@ -96,7 +96,7 @@ def chunk_parts(k_bits: int, v_bits: int, cap: float = 0.0) -> Callable[..., Non
         lanes = np.empty((ROWS, 2), np.int64)
         for t in range(rows):
             first_chunk = first_visible(positions[t], window) // CHUNK
-            for chunk in range(first_chunk, positions[t] // CHUNK + 1):
+            for chunk in range(first_chunk, last_visible(positions[t], window) // CHUNK + 1):
                 partial = chunk - first_chunk
                 seen[t, partial] = True
                 lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
@@ -136,7 +136,7 @@ def integer_chunk_parts(bits: int, cap: float = 0.0) -> Callable[..., None]:
         lanes = np.empty((ROWS, 2), np.int64)
         for t in range(rows):
             first_chunk = first_visible(positions[t], window) // CHUNK
-            for chunk in range(first_chunk, positions[t] // CHUNK + 1):
+            for chunk in range(first_chunk, last_visible(positions[t], window) // CHUNK + 1):
                 partial = chunk - first_chunk
                 seen[t, partial] = True
                 lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)

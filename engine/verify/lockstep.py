@@ -35,6 +35,7 @@ from engine.models.placement import Placement
 from engine.models.rotary import Rotary
 from engine.ops.observation import Observation
 from engine.ops.operations import Ops
+from engine.ops.spans import CUT_BITS, SPANS
 from engine.ops.weight import Weight
 from engine.verify import latents
 from engine.verify.layout import (
@@ -223,8 +224,8 @@ def _cpu_side(pair: Pair) -> Given:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of an attention operation: the cache, the last position that each row sees (``last``), and the window;
-    ``stores``: whether it appends keys and values at these positions."""
+    """The arguments of an attention operation: the cache, the last position that each row sees (``last``), and the window as
+    kernels of the CPU take it; ``stores``: whether it appends keys and values at these positions."""
 
     heads: Given
     q: Given
@@ -240,9 +241,15 @@ class AttentionCall:
             heads, q, _, _, cache, batch, _ = args
             return cls(heads, q, cache, batch.positions, cache.window, True)
         if name == "attend_past":
-            heads, q, cache, _, last, _, window = args
-            return cls(heads, q, cache, last, window, False)
+            heads, q, cache, _, last, _, window, *spans = args
+            return cls(heads, q, cache, last, window + SPANS if any(spans) else window, False)
         return None
+
+    @property
+    def end(self) -> int:
+        """The end of the positions that any row sees."""
+        last = int(self.last.cpu.max())
+        return (last >> CUT_BITS if self.window > SPANS else last) + 1
 
 
 def _paged(cpu: Given, gpu: Given, name: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[Tensor, Tensor]]:
@@ -687,7 +694,7 @@ class Lockstep:
                     "they were laid out wrongly when they were loaded (kernel repack), or overwritten since."
                 )
         attended = AttentionCall.of(name, args)
-        end = int(attended.last.cpu.max()) + 1 if attended else 0
+        end = attended.end if attended else 0
 
         def fresh(value: Given) -> Given:
             """The CPU's value in fresh device memory."""

@@ -122,6 +122,9 @@ _ATTENTION = [
     attention.geometry(1, 96, 8, 96, 96, half=True, n_partials=64, multiprocessors=132, early=True),
     attention.geometry(8, 40, 10, 80, 80, half=True, n_partials=64, multiprocessors=132, early=True),
     attention.geometry(1, 16, 8, 256, 256, half=True, n_partials=64, multiprocessors=132, early=True, cap=50.0),
+    attention.geometry(
+        4, 3, 1, 256, 256, half=True, n_partials=9, multiprocessors=132, early=True, past=True, spans=True
+    ),
 ]
 
 _LATENTS = [
@@ -185,11 +188,20 @@ _EXPERTS = [
 
 
 def _integer_tiles(
-    n_head: int, n_head_kv: int, d_k: int, d_v: int, name: str, gated_and_sinks: bool, cap: float = 0.0
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int,
+    name: str,
+    gated_and_sinks: bool,
+    cap: float = 0.0,
+    spans: bool = False,
 ) -> tuple[Any, ...]:
     tile = integer_tile.tile_of(CACHE_TYPES[name], d_k, d_v, 227 << 10)
     assert tile
-    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks, cap)[0].constants
+    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks, cap, spans)[
+        0
+    ].constants
 
 
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
@@ -238,7 +250,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     + [
         direct_attention.geometry(1, 16, 8, 256, 256, name, name, 128, 132, True, cap=50.0).attend.constants
         for name in ("f16", "q8_0")
-    ],
+    ]
+    + [direct_attention.geometry(4, 3, 1, 256, 256, "q8_0", "q8_0", 9, 132, True, spans=True).attend.constants],
     "attend_latents": [
         latent_attention.geometry(*sizes, 512, 132, shared, True).attend.constants
         for sizes in _LATENTS
@@ -256,15 +269,18 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     + [
         tiled_attention.geometry(1024, *sizes, False, 227 << 10, cap=50.0)[0].constants
         for sizes in ((16, 8, 256, 256, "f16", "f16"), (32, 16, 128, 128, "q8_0", "q8_0"))
-    ],
+    ]
+    + [tiled_attention.geometry(1024, 3, 1, 256, 256, "f16", "f16", False, 227 << 10, spans=True)[0].constants],
     "attend_integer_chunks": [
         integer_steps.geometry(1, *sizes, 513, 132, shared, True).attend.constants
         for sizes, _ in _INTEGERS
         for shared in (0, 227 << 10)
     ]
-    + [integer_steps.geometry(1, 32, 16, 128, 128, "i12", 128, 132, 227 << 10, True, cap=50.0).attend.constants],
+    + [integer_steps.geometry(1, 32, 16, 128, 128, "i12", 128, 132, 227 << 10, True, cap=50.0).attend.constants]
+    + [integer_steps.geometry(4, 3, 1, 256, 256, "i8", 9, 132, 227 << 10, True, spans=True).attend.constants],
     "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS]
-    + [_integer_tiles(16, 8, 256, 256, "i8", False, 50.0), _integer_tiles(32, 16, 128, 128, "i12", False, 50.0)],
+    + [_integer_tiles(16, 8, 256, 256, "i8", False, 50.0), _integer_tiles(32, 16, 128, 128, "i12", False, 50.0)]
+    + [_integer_tiles(3, 1, 256, 256, "i8", False, spans=True)],
     "begin_block": [()],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
@@ -277,6 +293,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (128, True, True, 32, True),
         (128, True, False, 128),
         (512, True, False),
+        (256, True, False, 0, False, 8, True),
     ],
     "combine_quantize": [
         (256, 128, True, False),
@@ -292,6 +309,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (32, 64, True, False, 0, True, 8, True),
         (256, 512, True, False),
         (32, 512, True, False),
+        (256, 256, True, False, 0, False, 8, False, True),
     ],
     "compress": [(512, True, False, False), (128, True, True, True), (48, False, False, False)],
     "convolve": [(128, 4), (96, 3), (32, 1)],
@@ -320,7 +338,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
     "join_compressed": [(512,)],
-    "join_chunks": [(128, True), (64, False), (512, True)],
+    "join_chunks": [(128, True), (64, False), (512, True), (256, True, 8, True)],
     "keep": [(False,), (True,)],
     "keep_rows": [()],
     "latent_rope": [

@@ -11,6 +11,8 @@ from engine.cuda.intrinsics import SIMULATED
 from tests.conftest import REPOSITORY
 from tests.families import Tensors, quantized, rewritten
 from tests.oracle.encoders import EncoderCase
+from tests.oracle.gemma_embedding import write_gguf
+from tests.oracle.models import Case
 
 pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if SIMULATED:
@@ -37,6 +39,17 @@ def encoder(kind: str, nomic: bool = False) -> Callable[[Path], Path]:
     return write
 
 
+def gemma(kind: str) -> Callable[[Path], Path]:
+    """Writes an EmbeddingGemma whose matrices have a format, and whose rows see 20 tokens on each side or the whole text."""
+
+    def write(folder: Path) -> Path:
+        case = Case("of a usual width", "gemma3", 4, 384, 3, 1, 256, 512, 1e6, window=40, pattern=3)
+        path = write_gguf(folder / "a.gguf", case=case)
+        return path if kind == "F32" else rewritten(path, folder / "b.gguf", lambda tensors: quantized(tensors, kind))
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("write", "options"),
     [
@@ -44,9 +57,17 @@ def encoder(kind: str, nomic: bool = False) -> Callable[[Path], Path]:
         (encoder("Q8_0"), {}),
         (encoder("Q8_0"), {"cache_type": "i8"}),
         (encoder("Q8_0", nomic=True), {}),
+        (gemma("F32"), {"cache_type": "f32"}),
+        (gemma("Q8_0"), {"cache_type": "f16"}),
+        (gemma("Q8_0"), {"cache_type": "q8_0"}),
+        (gemma("Q8_0"), {"cache_type": "i8"}),
         (lambda folder: REPOSITORY / "engine" / "data" / "pycoder-dense-Q4_K_M.gguf", {"pooling": "mean"}),
     ],
-    ids=["bert-F32", "bert-Q8_0", "bert-Q8_0-i8", "nomic-bert-Q8_0", "qwen3"],
+    ids=[
+        *("bert-F32", "bert-Q8_0", "bert-Q8_0-i8", "nomic-bert-Q8_0"),
+        *("gemma-F32", "gemma-Q8_0", "gemma-Q8_0-q8_0", "gemma-Q8_0-i8"),
+        "qwen3",
+    ],
 )
 def test_vectors(write: Callable[[Path], Path], options: dict[str, Any], tmp_path: Path) -> None:
     """Of texts of every length together, and of some of them alone."""

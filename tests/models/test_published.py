@@ -229,7 +229,9 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     kv = (slides and published.first("swa_num_key_value_heads")) or kv
     d = text["global_head_dim"] if wide else published.first("head_dim") or text["hidden_size"] // heads
     assert (mixer.n_head_kv, mixer.d_k, mixer.d_v) == (kv, d, published.first("v_head_dim") or d)
-    assert mixer.window == (text["sliding_window"] if slides else 0)
+    window = text["sliding_window"] if slides else 0
+    reach = window // 2 if text.get("use_bidirectional_attention") else 0
+    assert (mixer.window, mixer.reach) == (0 if reach else window, reach)
     assert mixer.softcap == (text.get("attn_logit_softcapping") or 0)
     if "query_pre_attn_scalar" in text:
         assert mixer.scale == pytest.approx(text["query_pre_attn_scalar"] ** -0.5)

@@ -1,25 +1,29 @@
 """Small random encoders through llama.cpp's converter, against ``transformers``: ``python -m tests.oracle.convert_encoders
 LLAMA.CPP`` in the root of the repository.
 
-A development script that needs what ``tests/oracle/convert.py`` needs.  The model of ``encoders.py`` is written as a folder
-of sentence-transformers with a vocabulary of pieces, converted to several formats, and loaded by this engine on the CPU with
-a cache of float32.  Token ids of a text are compared with those of the folder's own tokenizer, and vectors with those that
-``transformers`` computes in float64, in standard deviations.
+A development script that needs what ``tests/oracle/convert.py`` needs.  The models of ``encoders.py`` and
+``gemma_embedding.py`` are written as folders of sentence-transformers with small vocabularies, converted to several formats,
+and loaded by this engine on the CPU with a cache of float32.  Token ids of a text are compared with those of the folder's own
+tokenizer, and vectors with those that ``transformers`` computes in float64, in standard deviations.
 """
 
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch  # type: ignore[import-not-found]
 import transformers
+from safetensors.torch import save_file  # type: ignore[import-not-found]
 from tokenizers import BertWordPieceTokenizer
 
 import engine
+from tests.oracle import gemma_embedding, tokens
 from tests.oracle.convert import run_converter
 from tests.oracle.encoders import CASES, EncoderCase, golden
+from tests.oracle.models import checkpoint
 from tests.oracle.shared import N_CTX, N_VOCAB
 
 TEXT = "The cats, unable — Éa [SEP] 123!"
@@ -80,26 +84,74 @@ def write(case: EncoderCase, folder: Path) -> list[int]:
     return ids
 
 
+def write_gemma(folder: Path) -> list[int]:
+    """Write the folder of the model of ``gemma_embedding.py`` with its dense layers.  Returns the ids of the text of
+    ``tokens.py``."""
+    folder.mkdir()
+    model = gemma_embedding.network(torch.float32, checkpoint(gemma_embedding.CASE))
+    model.config.architectures = ["Gemma3TextModel"]
+    model.save_pretrained(folder)
+    modules = [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    for number, (name, matrix) in enumerate(gemma_embedding.dense().items(), 2):
+        own = folder / f"{number}_Dense"
+        own.mkdir()
+        save_file({"linear.weight": torch.from_numpy(matrix)}, own / "model.safetensors")
+        about = {"in_features": matrix.shape[1], "out_features": matrix.shape[0], "bias": False}
+        (own / "config.json").write_text(json.dumps(about), encoding="utf-8")
+        modules.append({"idx": number, "name": name, "path": own.name, "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    return tokens.write(folder, "gemma3")
+
+
+def difference(found: np.ndarray, expected: list[np.ndarray]) -> float:
+    """The largest difference of two lists of vectors, in standard deviations of a vector."""
+    pairs = zip(found, expected, strict=True)
+    return max(float(np.abs(vector - other).max() / other.std()) for vector, other in pairs)
+
+
+def check_bert(llm: engine.LLM, ids: list[int]) -> float:
+    """Compare a converted BERT with the golden values: the largest difference."""
+    assert llm.config.pooling == "mean" and not llm.config.causal
+    assert llm.tokenizer.encode(TEXT) == [2, *ids, 3], llm.tokenizer.encode(TEXT)
+    expected = [np.array(text["mean"]) for text in golden()["bert"]["texts"]]
+    return difference(llm.embed(CASES["bert"].prompts(), normalize=False), expected)
+
+
+def check_gemma(llm: engine.LLM, ids: list[int]) -> float:
+    """The same for an EmbeddingGemma."""
+    assert llm.config.pooling == "mean" and llm.config.n_dense == gemma_embedding.N_DENSE
+    found = llm.tokenizer.encode(tokens.TEXT, add_special=False)
+    assert found == ids, found
+    expected = [np.array(text["vector"]) for text in gemma_embedding.golden()["texts"]]
+    return difference(llm.embed(gemma_embedding.texts()), expected)
+
+
+MODELS: dict[str, tuple[Callable[[Path], list[int]], Callable[[engine.LLM, list[int]], float], list[str]]] = {
+    "bert": (lambda folder: write(CASES["bert"], folder), check_bert, []),
+    "gemma-embedding": (write_gemma, check_gemma, ["--sentence-transformers-dense-modules"]),
+}
+"""For each model: what writes its folder, what compares its file, and further arguments of the converter."""
+
+
 def main(llama_cpp: str) -> None:
     """Convert, compare and print."""
-    case, formats = CASES["bert"], ("f32", "f16", "bf16", "q8_0")
-    expected = [np.array(text["mean"]) for text in golden()["bert"]["texts"]]
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "hf"
-        ids = write(case, source)
-        calls = [[str(source), "--outfile", f"{folder}/{kind}.gguf", "--outtype", kind] for kind in formats]
-        ends = run_converter(Path(llama_cpp), calls, Path(folder) / "log.txt")
-        for kind, end in zip(formats, ends, strict=True):
-            if end:
-                sys.stdout.write(f"{kind}: {end}\n")
-                continue
-            with engine.load(f"{folder}/{kind}.gguf", device="cpu", cache_type="f32") as llm:
-                assert llm.config.pooling == "mean" and not llm.config.causal
-                assert llm.tokenizer.encode(TEXT) == [2, *ids, 3], llm.tokenizer.encode(TEXT)
-                vectors = llm.embed(case.prompts(), normalize=False)
-            pairs = zip(vectors, expected, strict=True)
-            worst = max(float(np.abs(vector - other).max() / other.std()) for vector, other in pairs)
-            sys.stdout.write(f"{kind}: ids the same, largest difference {worst:.1e} standard deviations\n")
+    formats = ("f32", "f16", "bf16", "q8_0")
+    for name, (write_folder, check, further) in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "hf"
+            ids = write_folder(source)
+            fixed = [str(source), *further, "--outfile"]
+            calls = [[*fixed, f"{folder}/{kind}.gguf", "--outtype", kind] for kind in formats]
+            ends = run_converter(Path(llama_cpp), calls, Path(folder) / "log.txt")
+            for kind, end in zip(formats, ends, strict=True):
+                if end:
+                    sys.stdout.write(f"{name} {kind}: {end}\n")
+                    continue
+                with engine.load(f"{folder}/{kind}.gguf", device="cpu", cache_type="f32") as llm:
+                    worst = check(llm, ids)
+                sys.stdout.write(f"{name} {kind}: ids the same, largest difference {worst:.1e} standard deviations\n")
 
 
 if __name__ == "__main__":

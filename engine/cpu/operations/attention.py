@@ -11,6 +11,7 @@ from engine.cpu import attention, glu, integer_attention, integer_cache, observe
 from engine.cpu.operations.rows import RowOperations
 from engine.cpu.runtime.program import TILE_NS
 from engine.ops.heads import Heads
+from engine.ops.spans import SPANS
 
 f32 = np.float32
 
@@ -55,9 +56,11 @@ class AttentionOperations(RowOperations):
         last: np.ndarray,
         table: np.ndarray | None,
         window: int,
+        spans: bool = False,
     ) -> np.ndarray:
         (queries,) = self._prepared(heads, [q], batch, table)
         masses = cache.masses(batch, window)
+        window += SPANS if spans else 0
         others = heads.sinks, batch.sequences, masses, heads.softcap
         return self.attend(queries, cache, last, heads.scale, window, *others)
 

@@ -23,8 +23,9 @@ from numba import cuda
 
 from engine.cache.types import CHUNK, GROUP, CacheType
 from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, combine_quantize, padded
-from engine.cuda.attention.join import first_visible, join_chunks
-from engine.cuda.attention.weigh import make_weigh, visible
+from engine.cuda.attention.join import join_chunks
+from engine.cuda.attention.sight import sight
+from engine.cuda.attention.weigh import make_weigh
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -84,13 +85,14 @@ class Geometry:
     n_partials: int = 0
     sinks: bool = False
     together: int = GROUP
+    of_spans: tuple[bool, ...] = ()
 
     @property
     def join(self) -> Specialization | None:
         """The kernel that joins the chunks of each group first, where a row may see many and ``combine`` would have few
         blocks, because values are rotated in large ones."""
         many = self.n_partials > FEW_PARTIALS and self.rotated > PART
-        return join_chunks(self.d_v, self.early, self.together) if many else None
+        return join_chunks(self.d_v, self.early, self.together, *self.of_spans) if many else None
 
     @property
     def quantizes(self) -> bool:
@@ -103,7 +105,7 @@ class Geometry:
         """The kernel that joins chunks, or groups, and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256
         threads."""
         kinds = self.early, self.gated, self.rotated, self.sinks, self.together
-        return combine_quantize(unit, self.d_v, *kinds, self.join is not None)
+        return combine_quantize(unit, self.d_v, *kinds, self.join is not None, *self.of_spans)
 
 
 def partials(n_ctx: int, window: int) -> int:
@@ -145,6 +147,7 @@ def geometry(
     together: int = GROUP,
     mixed: bool = False,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of float16 (``half``) or float32.
 
@@ -152,7 +155,8 @@ def geometry(
     before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
     multiplied by the sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written the
     contents of the cache.  ``sinks``: heads have them.  ``together``: chunks of a group.  ``mixed``: rows may belong to
-    several sequences; each is then computed as if it were the only one.  ``cap``: of scores, 0 for none.
+    several sequences; each is then computed as if it were the only one.  ``cap``: of scores, 0 for none.  ``spans``: rows
+    have spans (``engine/ops/spans.py``) in place of last positions.
     Raises DeviceError for heads that the kernels do not support.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -169,12 +173,13 @@ def geometry(
     parts = parts_of(rows, group, tasks, mixed)
     # No more blocks than are resident at once, two per multiprocessor: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, 2 * multiprocessors // (n_head_kv * parts)))
+    of_spans = (True,) if spans else ()
     return Geometry(
-        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, single, early and not past, cap),
+        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, single, early and not past, cap, *of_spans),
         # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
-        combine(d_v, early, gated, 0, sinks, together),
+        combine(d_v, early, gated, 0, sinks, together, *of_spans),
         (n_head, rows, padded(d_v) // PART),
         COMBINE_THREADS,
         d_v,
@@ -183,6 +188,7 @@ def geometry(
         n_partials=n_partials,
         sinks=sinks,
         together=together,
+        of_spans=of_spans,
     )
 
 
@@ -405,6 +411,7 @@ def attend_chunks(
     single: bool,
     early: bool,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
@@ -414,7 +421,7 @@ def attend_chunks(
     Where shared memory holds keys and values at the same time, a block loads its first chunk before ``wait_for_inputs``, and
     writes what the rows append to it afterwards; if other rows than that of the block may append to it, it waits first.
     ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: the number of them that a
-    thread serves with each key or value it has loaded; ``early``, ``cap``: see ``geometry``.
+    thread serves with each key or value it has loaded; ``early``, ``cap``, ``spans``: see ``geometry``.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
     blocks of ``threads``.
     """
@@ -452,7 +459,8 @@ def attend_chunks(
     masked_run = _make_sum_run(half, d_v, shared_by, n_bounds, True, SPAN)
     d_pad = padded(d_v)
 
-    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, threads, single, cap)
+    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, threads, single, cap, spans)
+    first_visible, last_visible, visible = sight(spans)
 
     @device
     def fetch(keys, values, at, thread, key, value):
@@ -563,7 +571,7 @@ def attend_chunks(
                 highest = max(highest, lane_xor_int(highest, I(1 << k)))
         of_head = I(head_kv * pages)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z)
-        last_chunk = I(highest >> 6)
+        last_chunk = I(last_visible(highest) >> 6)
         # The first chunk to which a row of the sequence may append; rows of one sequence are consecutive.
         fresh = I((lowest - rows + 1 if single else lowest) >> 6)
         at = np.int64(0)

@@ -23,7 +23,8 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CHUNK, GROUP
-from engine.cuda.attention.join import LANES, first_visible, make_factors, make_groups, make_rising_max
+from engine.cuda.attention.join import LANES, make_factors, make_groups, make_rising_max
+from engine.cuda.attention.sight import sight
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -104,13 +105,20 @@ def threads_of(rotated: int) -> int:
     threads=lambda d_v, early, gated, rotated=0, *_: threads_of(rotated),
 )
 def combine(
-    d_v: int, early: bool, gated: bool, rotated: int = 0, sinks: bool = False, group: int = GROUP
+    d_v: int,
+    early: bool,
+    gated: bool,
+    rotated: int = 0,
+    sinks: bool = False,
+    group: int = GROUP,
+    spans: bool = False,
 ) -> KernelCode:
     """Join the chunks of a row, ``group`` of them at a time, and the groups; the result is float32.
 
     Arguments: weights, sums, positions, gate (not read unless ``gated``), sink (not read unless ``sinks``: heads have them),
     out, partials, window; ``early``: no kernel of the same chain writes the positions; ``rotated``: elements of a block of
-    values that is rotated back, a power of two from 32 to 128, or 0; ``group``: a power of two up to 32.
+    values that is rotated back, a power of two from 32 to 128, or 0; ``group``: a power of two up to 32; ``spans``: positions
+    are spans.
     A lane computes the factors of one of the warp's 32 chunks, and joins all of them for its own element.  The sums of groups
     go to shared memory, where the first of four warps joins them.
     Grid: (n_head, rows, d_pad / 32), blocks of ``COMBINE_THREADS``.  Where blocks of more than 32 values are rotated, four
@@ -126,6 +134,7 @@ def combine(
     last = group - 1
     fetch, join = make_groups(d_pad, group, n_warps)
     find_factors, rising_max = make_factors(group), make_rising_max(1, LANES)
+    first_visible, last_visible, _ = sight(spans)
 
     @cuda.jit
     def combine(weights, sums, positions, gate, sink, out, partials, window):
@@ -170,7 +179,7 @@ def combine(
         first_chunk = I(first_visible(place, window) >> 6)
         # Chunks are counted from the beginning of a group, which the row may not see.
         begin = I(first_chunk & last)
-        n = I((place >> 6) - first_chunk + 1 + begin)
+        n = I((last_visible(place) >> 6) - first_chunk + 1 + begin)
         if early:
             wait_for_inputs()
         partial = np.int64(head) * partials + I(warp * group - begin)
@@ -277,6 +286,7 @@ def combine_quantize(
     sinks: bool = False,
     group: int = GROUP,
     ready: bool = False,
+    spans: bool = False,
 ) -> KernelCode:
     """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
     ``unit`` values.
@@ -285,7 +295,7 @@ def combine_quantize(
     ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
     values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
     multiple of 32; ``group``: a power of two up to 32; ``ready``: the chunks of each group are joined already
-    (``engine/cuda/attention/join.py``), and each counts as one.
+    (``engine/cuda/attention/join.py``), and each counts as one; ``spans``: positions are spans.
     A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
@@ -297,6 +307,7 @@ def combine_quantize(
     fetch, join = make_groups(d_v, group, 1)
     find_factors, rising_max = make_factors(group), make_rising_max(group, LANES)
     store = make_store(unit)
+    first_visible, last_visible, _ = sight(spans)
 
     @cuda.jit
     def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, partials, window):
@@ -325,7 +336,7 @@ def combine_quantize(
         first_chunk = I(first_visible(place, window) >> shift)
         # Chunks are counted from the beginning of a group, which the row may not see.
         begin = I(first_chunk & last)
-        n = I((place >> shift) - first_chunk + 1 + begin)
+        n = I((last_visible(place) >> shift) - first_chunk + 1 + begin)
         if early:
             wait_for_inputs()
         element, opening = F(0.0), F(0.0)

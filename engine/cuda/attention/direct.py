@@ -22,10 +22,10 @@ from numba import cuda
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP
 from engine.cuda.attention.attend import MAX_ROWS, Geometry, _make_copies, parts_of
 from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, padded
-from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.scores import PAIRS, make_float_run, make_own_keys, make_quantized_scores
+from engine.cuda.attention.sight import sight
 from engine.cuda.attention.warp_chunk import make_chunk_of_a_warp, make_prefetch
-from engine.cuda.attention.weigh import make_weigh, visible
+from engine.cuda.attention.weigh import make_weigh
 from engine.cuda.attention.weighted_values import OWNED, STEP, make_weighted_sum
 from engine.cuda.intrinsics import (
     advance,
@@ -79,13 +79,14 @@ def geometry(
     together: int = GROUP,
     mixed: bool = False,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of these types.
 
     ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
     (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate;
     ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may belong to several
-    sequences; ``cap``: of scores, 0 for none.
+    sequences; ``cap``: of scores, 0 for none; ``spans``: rows have spans in place of last positions.
     Raises DeviceError for heads that the kernel does not support.
     """
     types = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -104,12 +105,13 @@ def geometry(
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
     apart, rotated = types[0].quantized and n_partials > splits, BLOCK if types[1].quantized else 0
+    of_spans = (True,) if spans else ()
     return Geometry(
-        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, apart, cap),
+        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, apart, cap, *of_spans),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
-        combine(d_v, early, gated, rotated, sinks, together),
+        combine(d_v, early, gated, rotated, sinks, together, *of_spans),
         (n_head, rows, padded(d_v) // PART),
         COMBINE_THREADS,
         d_v,
@@ -119,6 +121,7 @@ def geometry(
         n_partials,
         sinks,
         together,
+        of_spans,
     )
 
 
@@ -141,6 +144,7 @@ def attend_in_place(
     early: bool,
     apart: bool,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk.
 
@@ -149,7 +153,7 @@ def attend_in_place(
     where keys are quantized).
     ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0; ``group``: query heads per KV
     head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a warp processes a chunk alone
-    where a block has several; keys are quantized; ``cap``: of scores, 0 for none.
+    where a block has several; keys are quantized; ``cap``: of scores, 0 for none; ``spans``: positions are spans.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
     blocks of ``THREADS``.
     """
@@ -196,13 +200,15 @@ def attend_in_place(
     n_value, load_span, weighted_sum = make_weighted_sum(of_values, d_v, shared_by, shared_by, n_bounds, span)
     n_chains = 2 * of_warp
     weigh_rounds = -(-tasks // WARPS)
-    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, THREADS, single, cap)
+    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, THREADS, single, cap, spans)
+    first_visible, last_visible, visible = sight(spans)
     d_pad = padded(d_v)
     n_scores, take_scores, take_values = tasks * CHUNK, None, None
     n_limits = 3 * tasks * WARPS if apart else 4
     if apart:
         n_scores *= WARPS
-        take_scores, take_values = make_chunk_of_a_warp(of_keys, of_values, d_k, d_v, group, tasks, single, cap)
+        kinds = of_keys, of_values, d_k, d_v, group, tasks, single, cap, spans
+        take_scores, take_values = make_chunk_of_a_warp(*kinds)
 
     own_keys = make_own_keys(of_keys, d_k) if quantized else None
     prefetch_keys, prefetch_values = make_prefetch(key_words, value_words)
@@ -357,7 +363,7 @@ def attend_in_place(
         lowest = highest if single else I(-lanes_max(I(-place)))
         of_head = I(head_kv * pages)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z)
-        last_chunk = I(highest >> 6)
+        last_chunk = I(last_visible(highest) >> 6)
         if single:
             places[0] = highest
         elif thread < 32:

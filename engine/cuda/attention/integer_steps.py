@@ -31,10 +31,9 @@ from engine.cuda.attention.integer_chunk import (
     weigh,
 )
 from engine.cuda.attention.integer_tile import KEY_PITCH, LOW_PITCH, IntegerTile, make_fetch, make_place
-from engine.cuda.attention.join import first_visible
+from engine.cuda.attention.sight import sight
 from engine.cuda.attention.tile import make_each
 from engine.cuda.attention.warp_chunk import make_prefetch
-from engine.cuda.attention.weigh import visible
 from engine.cuda.intrinsics import (
     advance,
     copies_commit,
@@ -80,13 +79,14 @@ def geometry(
     together: int = GROUP,
     mixed: bool = False,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of this type.
 
     ``shared``: bytes of shared memory that a block may have, 0 if copies to it cannot overlap with work; ``early``: no
     kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``gated``: the result is
     multiplied by the sigmoid of a gate; ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may
-    belong to several sequences; ``cap``: of scores, 0 for none.
+    belong to several sequences; ``cap``: of scores, 0 for none; ``spans``: rows have spans in place of last positions.
     """
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
@@ -98,12 +98,13 @@ def geometry(
         warps, resident = WARPS, RESIDENT // WARPS
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, resident * multiprocessors // (n_head_kv * parts)))
+    of_spans = (True,) if spans else ()
     return Geometry(
-        attend_integer_chunks(name, d_k, d_v, group, early, warps, resident, staged, cap),
+        attend_integer_chunks(name, d_k, d_v, group, early, warps, resident, staged, cap, *of_spans),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         32 * warps,
-        combine(d_v, early, gated, block, sinks, together),
+        combine(d_v, early, gated, block, sinks, together, *of_spans),
         (n_head, rows, d_v // block),
         threads_of(block),
         d_v,
@@ -113,6 +114,7 @@ def geometry(
         n_partials,
         sinks,
         together,
+        of_spans,
     )
 
 
@@ -152,6 +154,7 @@ def attend_integer_chunks(
     resident: int,
     staged: bool,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk of a cache of i8 or i12 (``name``).
 
@@ -159,9 +162,11 @@ def attend_integer_chunks(
     of the first of them: those of the pass, or 1 if it is mixed), pages, stride (chunks of a row of the table), partials,
     window, scale (not used: queries have it).
     ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``: of a block, of which ``resident`` fit on a
-    multiprocessor; ``staged``: each has a chunk in shared memory; ``cap``: of scores, 0 for none.
+    multiprocessor; ``staged``: each has a chunk in shared memory; ``cap``: of scores, 0 for none; ``spans``: positions are
+    spans.
     Grid: (n_head_kv, ceil(rows * group / 16) * (rows of the pass / rows), splits), blocks of 32 * ``warps`` threads.
     """
+    first_visible, last_visible, visible = sight(spans)
     of, tile = CACHE_TYPES[name], IntegerTile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
     key_words, value_words = of.chunk_words(d_k), of.chunk_words(d_v)
     block, d_pad = of.block(d_v), padded(d_v)
@@ -270,7 +275,7 @@ def attend_integer_chunks(
         of_head, splits = I(head_kv * pages), I(cuda.gridDim.z)
         # Warps of blocks that have fewer chunks than warps are spread over the schedulers.
         turn = I(U(warp + cuda.blockIdx.x + cuda.blockIdx.z + (cuda.blockIdx.z >> 2)) % U(warps))
-        last_chunk = I(highest >> 6)
+        last_chunk = I(last_visible(highest) >> 6)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z + turn * splits)
         at, next_at = I(0), I(0)
         if chunk <= last_chunk:

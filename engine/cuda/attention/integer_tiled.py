@@ -46,9 +46,8 @@ from engine.cuda.attention.integer_tile import (
     make_place,
     make_rotate,
 )
-from engine.cuda.attention.join import first_visible
+from engine.cuda.attention.sight import sight
 from engine.cuda.attention.tile import make_each
-from engine.cuda.attention.weigh import visible
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -76,14 +75,21 @@ U = np.uint32
 
 
 def geometry(
-    rows: int, n_head: int, n_head_kv: int, tile: IntegerTile, gated: bool, sinks: bool = False, cap: float = 0.0
+    rows: int,
+    n_head: int,
+    n_head_kv: int,
+    tile: IntegerTile,
+    gated: bool,
+    sinks: bool = False,
+    cap: float = 0.0,
+    spans: bool = False,
 ) -> tuple[Specialization, tuple[int, int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows in tiles of this kind; ``gated``, ``sinks``: whether heads are
-    gated, and have sinks; ``cap``: of scores, 0 for none."""
+    gated, and have sinks; ``cap``: of scores, 0 for none; ``spans``: rows have spans in place of last positions."""
     group = n_head // n_head_kv
     constants = tile.of.name, tile.d_k, tile.d_v, group, tile.part, tile.warps, tile.shared_by, gated, sinks, GROUP, cap
     grid = (n_head_kv, tile.number(rows * group), tile.d_v // tile.width)
-    return attend_integers(*constants), grid, 32 * tile.warps
+    return attend_integers(*constants, *((True,) if spans else ())), grid, 32 * tile.warps
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
@@ -115,6 +121,7 @@ def attend_integers(
     sinks: bool = False,
     joined: int = GROUP,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> KernelCode:
     """Attention of the rows of a pass over a cache of i8 or i12 (``name``).
 
@@ -122,13 +129,14 @@ def attend_integers(
     ``sinks``: heads have them), out, rows, pages, stride (chunks of a row of the table), window.
     ``group``: query heads per KV head; ``part``: dimensions of values of a warp, a divisor of d_v; ``shared_by``: warps that
     share 16 pairs, 1 or 2; ``joined``: chunks that are joined with one another before they are joined with others; ``cap``:
-    of scores, 0 for none.
+    of scores, 0 for none; ``spans``: positions are spans.
     Grid: (n_head_kv, ceil(rows * group / (16 * warps / shared_by)), d_v / (part * shared_by)), blocks of 32 * ``warps``
     threads.
     """
     of = CACHE_TYPES[name]
     tile = IntegerTile(of, d_k, d_v, part, warps, shared_by)
     threads, pairs, width = 32 * warps, tile.pairs, tile.width
+    first_visible, last_visible, visible = sight(spans)
     own_strips = STRIPS // shared_by
     key_words, value_words = of.chunk_words(d_k), of.chunk_words(d_v)
     stage_words, of_warp, queries_at, scales_at = tile.stage, tile.of_warp, 2 * tile.stage, tile.scales
@@ -332,9 +340,9 @@ def attend_integers(
         own_lowest = positions[I(U(min(last_task, own_task)) // U(group))]
         own_highest = positions[I(U(min(last_task, I(own_task + PAIRS - 1))) // U(group))]
         of_head, table = I(head_kv * pages), advance(table, I(sequences[0] * stride))
-        chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
+        chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(last_visible(highest) >> 6)
         next_at = I(of_head + table[chunk])
-        own_first, own_last = I(first_visible(own_lowest, window) >> 6), I(own_highest >> 6)
+        own_first, own_last = I(first_visible(own_lowest, window) >> 6), I(last_visible(own_highest) >> 6)
         inside = I(
             (first_visible(own_highest, window) + CHUNK - 1) >> 6
         )  # the first chunk that no row sees only in part
@@ -376,7 +384,7 @@ def attend_integers(
             if seen:
                 if shared_by > 1:
                     take_scores(board, lane, s)
-                whole = chunk >= inside and I(chunk * CHUNK + CHUNK - 1) <= own_lowest
+                whole = chunk >= inside and I(chunk * CHUNK + CHUNK - 1) <= last_visible(own_lowest)
                 see(0, s, position, window, chunk, whole, lane, shares, top, mass)
                 see(1, s, other_position, window, chunk, whole, lane, shares, top, mass)
                 join_chunk(stage, I(half * blocks), s, lane, shares, element)

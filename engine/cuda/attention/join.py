@@ -16,6 +16,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import GROUP
+from engine.cuda.attention.sight import sight
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -41,12 +42,6 @@ RUNS = 32
 """The most blocks of a head of a row."""
 AT_ONCE = 4
 """Chunks that are joined without a check of how many there are."""
-
-
-@device
-def first_visible(position, window):
-    """The first position that the row at ``position`` sees."""
-    return max(I(0), I(position - window + 1)) if window > 0 else I(-window)
 
 
 # --- the chunks of a warp --------------------------------------------------------------------------------------
@@ -197,16 +192,17 @@ def grid(partials: int, n_head: int, rows: int, group: int = GROUP) -> tuple[int
 
 
 @kernel(F32P, F32P, I32P, F32P, F32P, i32, i32, i32, threads=lambda d_v, *_: d_v)
-def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
+def join_chunks(d_v: int, early: bool, group: int = GROUP, spans: bool = False) -> KernelCode:
     """Join the chunks of each group of ``group``, a power of two up to 32; d_v: a multiple of 32.
 
     Arguments: weights, sums, positions, weights and sums of the groups, partials, partials of groups, window; ``early``: no
-    kernel of the same chain writes the positions.
+    kernel of the same chain writes the positions; ``spans``: positions are spans.
     Grid: ``grid``, blocks of d_v.
     """
     n_shared, n_groups, last = d_v, LANES // group, group - 1
     fetch, join = make_groups(d_v, group, 1)
     find_factors = make_factors(group)
+    first_visible, last_visible, _ = sight(spans)
 
     @cuda.jit
     def join_chunks(weights, sums, positions, group_weights, group_sums, partials, group_partials, window):
@@ -227,7 +223,7 @@ def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
         first_chunk = I(first_visible(place, window) >> 6)
         # Chunks are counted from the beginning of a group, which the row may not see.
         hidden, before = I(first_chunk & last), I(cuda.blockIdx.z * LANES)
-        n = I((place >> 6) - first_chunk + 1 + hidden)
+        n = I((last_visible(place) >> 6) - first_chunk + 1 + hidden)
         if early:
             wait_for_inputs()
         weights = advance(weights, np.int64(I(I(head * partials) - hidden)) * 2)

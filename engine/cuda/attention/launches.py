@@ -78,9 +78,10 @@ def attend(
     places: Tensor,
     window: int,
     gate: Tensor | None = None,
+    spans: bool = False,
 ) -> Attended:
-    """Record attention of the queries that ``rotate`` returned, over the sequences of the rows up to places int32 [rows].
-    The chunks of the result are joined when it is used."""
+    """Record attention of the queries that ``rotate`` returned, over the sequences of the rows up to places int32 [rows], or
+    over the rows' spans.  The chunks of the result are joined when it is used."""
     rows, k, v = batch.rows, cache.k_type, cache.v_type
     stride = cache.table.shape[1]
     partials = attention.partials(stride * CHUNK, window)
@@ -91,6 +92,7 @@ def attend(
         "sinks": heads.sinks is not None,
         "mixed": batch.mixed,
         "cap": heads.softcap,
+        "spans": spans,
     }
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
@@ -127,9 +129,10 @@ def attend_wide(
     places: Tensor,
     window: int,
     gate: Tensor | None,
+    spans: bool = False,
 ) -> Tensor:
-    """Record attention of more rows than narrow kernels take, up to places int32 [rows]; their keys and values are in the
-    cache: float32 [rows, n_head * d_v].  Rows of several sequences are left to narrow kernels."""
+    """Record attention of more rows than narrow kernels take, up to places int32 [rows], or over spans; their keys and values
+    are in the cache: float32 [rows, n_head * d_v].  Rows of several sequences are left to narrow kernels."""
     assert cache.masses(batch, window) is None, f"at most {NARROW_ROWS} rows are observed at a time"
     rows, k, v = batch.rows, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
@@ -140,13 +143,13 @@ def attend_wide(
     if k.whole:
         tile = None if batch.mixed else integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
         if tile and tile.fills(rows, heads.n_head, heads.n_head_kv, device.multiprocessors):
-            kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None, heads.softcap
+            kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None, heads.softcap, spans
             of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds)
             recorder.launch(of_integers, blocks, threads, (*query, *read, *numbers), result=out)
             return out
     elif tiled and not batch.mixed and tiled_attention.fills(*sizes, device.multiprocessors, shared):
         others = heads.gated, shared, heads.sinks is not None
-        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, *others, cap=heads.softcap)
+        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, *others, cap=heads.softcap, spans=spans)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
         recorder.launch(kernel, grid, block, (*given, *read, *numbers, heads.scale), result=out)
         return out
@@ -156,5 +159,5 @@ def attend_wide(
         sequences = batch.sequences[part] if batch.mixed else batch.sequences
         own = replace(batch, positions=batch.positions[part], sequences=sequences)
         of_part = tuple(x[part] for x in query), None, cache, own, places[part], window, gate[part] if gate else None
-        attend(recorder, heads, *of_part).write(recorder, out[part])
+        attend(recorder, heads, *of_part, spans).write(recorder, out[part])
     return out

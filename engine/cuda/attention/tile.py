@@ -16,7 +16,7 @@ from numba import cuda
 
 from engine.cache.types import BLOCK, CHUNK
 from engine.cpu.quantized_cache import UNIT
-from engine.cuda.attention.weigh import visible
+from engine.cuda.attention.sight import sight
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -245,7 +245,9 @@ def make_bound(tile: Tile, cap: float) -> DeviceFunction:
     return make_each(tile.own, bound)
 
 
-def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
+def make_weigh(
+    tile: Tile, spans: bool = False
+) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
     """Four device functions for a thread's part of a chunk's scores, s [own, 8], from its position ``key`` on; i is 0.
 
     ``hide(i, s, places, key, window, chunk)``: set the scores of positions that a pair does not see to -inf.
@@ -260,6 +262,7 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
     own, quantized = tile.own, tile.quantized
     first_bit, each = (2, 1) if quantized else (1, 4)
     lanes = 7 << first_bit
+    _, _, visible = sight(spans)
 
     def make_hide(value: np.floating) -> DeviceFunction:
         @device

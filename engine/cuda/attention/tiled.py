@@ -30,8 +30,8 @@ from numba import cuda
 
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType
 from engine.cuda.attention.combine import join_sink
-from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.quantized_tile import make_query, make_scores, make_values
+from engine.cuda.attention.sight import sight
 from engine.cuda.attention.tile import (
     DIMENSIONS,
     Tile,
@@ -43,7 +43,6 @@ from engine.cuda.attention.tile import (
     make_sum_run,
     make_weigh,
 )
-from engine.cuda.attention.weigh import visible
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -134,14 +133,16 @@ def geometry(
     together: int = GROUP,
     latent: bool = False,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows over a cache of these types, on a GPU whose blocks have ``shared``
     bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group;
-    ``latent``: keys and values are rows of latents; ``cap``: of scores, 0 for none."""
+    ``latent``: keys and values are rows of latents; ``cap``: of scores, 0 for none; ``spans``: rows have
+    spans in place of last positions."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
     grid = (n_head_kv, -(-rows * group // tile.pairs))
     constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, tile.kept, gated, sinks, together
-    return attend_tiles(*constants, latent, cap), grid, THREADS
+    return attend_tiles(*constants, latent, cap, *((True,) if spans else ())), grid, THREADS
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
@@ -173,6 +174,7 @@ def attend_tiles(
     together: int = GROUP,
     latent: bool = False,
     cap: float = 0.0,
+    spans: bool = False,
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
@@ -181,7 +183,8 @@ def attend_tiles(
     of the table), window, scale (not used where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``, ``kept``: of a ``Tile``; d_k: a multiple of 16, d_v:
     of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two; ``latent``: keys and values are the
-    same rows of latents, float32 or float16, and there is one KV head; ``cap``: of scores, 0 for none.
+    same rows of latents, float32 or float16, and there is one KV head; ``cap``: of scores, 0 for none; ``spans``: positions
+    are spans.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -231,7 +234,8 @@ def attend_tiles(
     score_run = make_steps(own, 8, pairs, width, CHUNK // 2, False, UNROLLED)
     full_run, masked_run = (make_sum_run(tile, masked) for masked in (False, True))
     a_further, b_further, positions, turn = UNROLLED * pairs, UNROLLED * pitch, tile.positions, tile.turn
-    hide, weigh, total, mark = make_weigh(tile)
+    hide, weigh, total, mark = make_weigh(tile, spans)
+    first_visible, last_visible, visible = sight(spans)
     capped, bound = cap > 0.0, make_bound(tile, cap)
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values, sinks)
     clear_groups, join_groups, load_groups = make_groups(tile, group)
@@ -440,8 +444,9 @@ def attend_tiles(
         n_across = pairs // 32
         sum_pair, column = I(warp % n_across * 32), I((warp // n_across * 8 + along) * 4)
         of_head, table = I(head_kv * pages), advance(table, I(sequences[0] * stride))
-        chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
+        chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(last_visible(highest) >> 6)
         inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees only in part
+        lowest = last_visible(lowest)
         for k in range(key_rounds):
             lies[k] = I(0)
         find_pages(table, of_head, chunk, chunk_of, last_chunk, thread, lies)

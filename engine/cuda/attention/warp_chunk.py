@@ -13,9 +13,9 @@ from numba import cuda
 
 from engine.cache.types import BLOCK, CHUNK, CacheType
 from engine.cuda.attention.combine import padded
-from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.scores import make_own_keys, make_quantized_scores
-from engine.cuda.attention.weigh import make_weigh, visible, warp_max
+from engine.cuda.attention.sight import sight
+from engine.cuda.attention.weigh import make_weigh, warp_max
 from engine.cuda.attention.weighted_values import OWNED, STEP, make_weighted_sum
 from engine.cuda.intrinsics import advance, exp, halves, lane_xor, lanes_max, prefetch, softcap, store4
 from engine.cuda.products.unpack import device
@@ -68,7 +68,15 @@ def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> DeviceFunct
 
 
 def make_chunk_of_a_warp(
-    of_keys: CacheType, of_values: CacheType, d_k: int, d_v: int, group: int, tasks: int, single: bool, cap: float
+    of_keys: CacheType,
+    of_values: CacheType,
+    d_k: int,
+    d_v: int,
+    group: int,
+    tasks: int,
+    single: bool,
+    cap: float,
+    spans: bool,
 ) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions for a warp that processes a chunk: ``take_scores(keys, query, d, scores, lane)`` and, from
     there to weights and sums of all pairs, ``take_values(values, scores, limits, places, weights, sums, lane, n, task0,
@@ -92,6 +100,7 @@ def make_chunk_of_a_warp(
     n_value, load_span, weighted_sum = make_weighted_sum(of_values, d_v, served, pitch, n_bounds, span)
     score = _make_scores(of_keys, d_k, tasks, pitch)
     row_of, head_of, _, _ = make_weigh(group, tasks, pitch, 32, single)
+    first_visible, _, visible = sight(spans)
     capped, most_score = cap > 0.0, F(cap)
 
     @device

@@ -12,7 +12,7 @@ Bytes moved: 8 of shared memory per score, 8 per pair and chunk out.
 import numpy as np
 
 from engine.cache.types import CHUNK
-from engine.cuda.attention.join import first_visible
+from engine.cuda.attention.sight import sight
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, float_bits, lanes_max, softcap
 from engine.cuda.products.unpack import device
@@ -31,20 +31,14 @@ def warp_max(x):
     return bits_float(I(most ^ I((most >> I(31)) & I(0x7FFFFFFF))))
 
 
-@device
-def visible(place, window, chunk):
-    """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
-    low = first_visible(place, window)
-    return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
-
-
 def make_weigh(
-    group: int, tasks: int, shared_by: int, threads: int, single: bool, cap: float = 0.0
+    group: int, tasks: int, shared_by: int, threads: int, single: bool, cap: float = 0.0, spans: bool = False
 ) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
     """(row_of, head_of, weigh, note): the row and the head of a (row, head) pair; and from the scores of a chunk to weights,
     maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
     n_warps = threads // 32
     weigh_rounds = -(-tasks // n_warps)
+    first_visible, _, visible = sight(spans)
     capped, most_score = cap > 0.0, F(cap)
 
     @device

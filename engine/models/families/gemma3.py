@@ -1,4 +1,5 @@
-"""Gemma 3, text only: sliding and global layers, four norms per layer, GeGLU, scaled embedding.
+"""Gemma 3, text only: sliding and global layers, four norms per layer, GeGLU, scaled embedding; and EmbeddingGemma, which is
+the same network as an encoder.
 
 Layer (llama.cpp, ``src/models/gemma3.cpp``)::
 
@@ -6,15 +7,27 @@ Layer (llama.cpp, ``src/models/gemma3.cpp``)::
     q, k = rope(rms_norm(q)), rope(rms_norm(k)) per head; sliding layers have their own rotation and window
     y = x + rms_norm(attention(q, k, v) Wo, post_attention_norm)
     x = y + rms_norm(geglu(b Wgate, b Wup) Wdown, post_ffw_norm),  b = rms_norm(y, ffn_norm)
+
+EmbeddingGemma (``src/models/gemma-embedding.cpp``): a token attends to later tokens, too, in sliding layers to those at a
+distance of at most half of the window, before it and after it.  Outputs are multiplied by dense_2 and dense_3, if the file
+was converted with ``--sentence-transformers-dense-modules``.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
 from engine.models.architecture import Architecture
+from engine.models.attention_config import AttentionConfig
 from engine.models.config import LayerConfig, ModelConfig, Norms
 from engine.models.metadata import Metadata
+from engine.models.norm_first_encoder import NormFirstEncoder
 from engine.models.rope_config import RopeConfig
 from engine.ops.activation import GEGLU
+from engine.ops.spans import MOST_CUT
+
+DENSE = {"dense_2.weight": 0, "dense_3.weight": 1}
+"""The matrices after the outputs, each with the axis of its shape that is the width between them."""
 
 NORMS = Norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
@@ -40,4 +53,22 @@ def read(m: Metadata) -> ModelConfig:
     )
 
 
-ARCHITECTURES = (Architecture("gemma3", "Gemma 3", read, "transformers Gemma3ForCausalLM"),)
+def read_embedding(m: Metadata) -> ModelConfig:
+    """The configuration of a file of EmbeddingGemma."""
+    config, layers = read(m), []
+    for layer in config.layers:
+        assert isinstance(layer.mixer, AttentionConfig)
+        if layer.mixer.window // 2 > MOST_CUT or layer.mixer.window == 1:
+            m.refuse("attention.sliding_window", f"is {layer.mixer.window}, and 2 to {2 * MOST_CUT + 1} is supported")
+        layers.append(replace(layer, mixer=replace(layer.mixer, window=0, reach=layer.mixer.window // 2)))
+    tensors = m.gguf.tensors
+    n_dense = next((tensors[name].shape[at] for name, at in DENSE.items() if name in tensors), 0)
+    return replace(config, layers=tuple(layers), causal=False, n_dense=n_dense)
+
+
+ARCHITECTURES = (
+    Architecture("gemma3", "Gemma 3", read, "transformers Gemma3ForCausalLM"),
+    Architecture(
+        "gemma-embedding", "EmbeddingGemma", read_embedding, "transformers Gemma3TextModel", model=NormFirstEncoder
+    ),
+)

@@ -17,6 +17,8 @@ from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
 from tests.families import quantized, rewritten
 from tests.oracle.encoders import EncoderCase
+from tests.oracle.gemma_embedding import write_gguf
+from tests.oracle.models import Case
 
 # Together, more rows than narrow kernels take, which are padded; the last one alone, too.
 TEXTS = [[3, 7, 11], [5], [1, 2] * 9]
@@ -52,6 +54,13 @@ def test_a_quantized_encoder(tmp_path: Path) -> None:
 
     path = EncoderCase("small", 2, 64, 2, 64).write_gguf(tmp_path / "a.gguf")
     check(rewritten(path, tmp_path / "b.gguf", change))
+
+
+@pytest.mark.thorough
+def test_an_encoder_with_windows(tmp_path: Path) -> None:
+    case = Case("small", "gemma3", 2, 64, 2, 1, 32, 64, 1e4, window=6, pattern=2)
+    path = write_gguf(tmp_path / "a.gguf", case=case)
+    check(rewritten(path, tmp_path / "b.gguf", lambda tensors: quantized(tensors, "Q8_0")))
 
 
 @pytest.mark.thorough
