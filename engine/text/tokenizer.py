@@ -14,6 +14,7 @@ from engine.text.bound import LONG, AtLeast, Bound
 from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
 from engine.text.prefixes import Ids, Prefixes
 from engine.text.spm import SPACE, SPM
+from engine.text.unigram import Unigram, UnigramBound
 from engine.text.vocabulary import PREFIX, TokenizerFile, TokenType, Vocabulary, byte_value
 from engine.text.wordpiece import WordBound, WordPiece
 
@@ -39,11 +40,13 @@ class Tokenizer:
         self.eog_ids, self.suppressed_ids = vocabulary.eog_ids, vocabulary.suppressed_ids
         self.add_eos = vocabulary.add_eos
         self.add_bos = bool(vocabulary.add_bos)
-        self._model: BPE | SPM | WordPiece
+        self._model: BPE | SPM | WordPiece | Unigram
         if vocabulary.model == "llama":
             self._model = SPM(vocabulary)
         elif vocabulary.model == "bert":
             self._model = WordPiece(vocabulary)
+        elif vocabulary.model == "t5":
+            self._model = Unigram(vocabulary)
         else:
             pre = pre_tokenizer(vocabulary)
             # Without it Gemma 4 produces nonsense, and files exist that forbid it; llama.cpp also insists.
@@ -122,7 +125,8 @@ class Tokenizer:
         if at_least is not None and len(text) >= LONG:
             at_least(self._bound.least(text))
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
-        prefix = self.vocabulary.add_space_prefix
+        # A unigram model itself puts a blank before what it is given.
+        prefix = self.vocabulary.add_space_prefix and self.vocabulary.model != "t5"
         after_special = not continued
         strips = False
         for part in self._special.split(text, trusted):
@@ -138,10 +142,13 @@ class Tokenizer:
         return ids
 
     def pair(self, first: str, second: str) -> list[int]:
-        """The ids of two texts, one after the other, with the begin and end tokens that the model uses for each."""
+        """The ids of two texts, one after the other, with the begin and end tokens that the model uses for each, and the one
+        between them."""
         ids = [self.bos_id] if self.add_bos and self.bos_id is not None else []
         end = [self.eos_id] if self.add_eos and self.eos_id is not None else []
-        return [*ids, *self.encode(first, add_special=False), *end, *self.encode(second, add_special=False), *end]
+        between = [] if self.vocabulary.sep_id is None else [self.vocabulary.sep_id]
+        a, b = (self.encode(text, add_special=False) for text in (first, second))
+        return [*ids, *a, *end, *between, *b, *end]
 
     def cut(self, ids: list[int], most: int) -> list[int]:
         """The first ``most`` ids of a text, of which the last one is the end token if the model uses it."""
@@ -154,7 +161,9 @@ class Tokenizer:
         return self._model.working_bytes(text) + 40 * len(text.encode())
 
     @cached_property
-    def _bound(self) -> Bound | WordBound:
+    def _bound(self) -> Bound | WordBound | UnigramBound:
+        if isinstance(self._model, Unigram):
+            return UnigramBound(self._model.by_word)
         return WordBound() if self.vocabulary.model == "bert" else Bound(self.vocabulary)
 
     # --- ids to text -------------------------------------------------------------------------------------------

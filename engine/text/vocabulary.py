@@ -1,7 +1,8 @@
 """The vocabulary of a model: the ``tokenizer.ggml`` metadata, checked and normalized.
 
-Nothing here encodes or decodes: :mod:`engine.text.bpe`, :mod:`engine.text.spm` and :mod:`engine.text.wordpiece` do, and
-:mod:`engine.text.tokenizer` joins them. Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
+Nothing here encodes or decodes: :mod:`engine.text.bpe`, :mod:`engine.text.spm`, :mod:`engine.text.wordpiece` and
+:mod:`engine.text.unigram` do, and :mod:`engine.text.tokenizer` joins them. Key names and defaults are llama.cpp's
+(``src/llama-vocab.cpp``).
 """
 
 import re
@@ -17,7 +18,7 @@ from engine.checks import LARGEST, shown
 from engine.errors import TokenizerError
 
 PREFIX = "tokenizer.ggml."
-MODELS = ("gpt2", "gemma4", "llama", "bert")
+MODELS = ("gpt2", "gemma4", "llama", "bert", "t5")
 
 
 class TokenType(IntEnum):
@@ -84,13 +85,15 @@ class Vocabulary:
     """Tokens and rules of one model.
 
     ``tokens[id]`` is the text as stored (in GPT-2's byte alphabet for model ``gpt2``), ``index`` its inverse and
-    ``types[id]`` its :class:`TokenType`. ``scores`` (float32 [n_vocab], model ``llama`` only) rank SentencePiece
-    merges, ``merges`` ("left right", best first) those of BPE. ``bos_id`` … are None where the model has no such
-    token. ``outside``: the special ids, by their keys, that the file gives and the vocabulary does not have. Generation
-    ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. Blanks after one of ``stripping_ids`` are no
-    part of a text. ``shown_ids`` are control tokens that show in a decoded text. ``pre`` is the pre-tokenizer's name, ""
-    where the file gives none. ``lowercase``, ``strip_accents``: what is done to a text first, model ``bert`` only; ``eos_id``
-    is there the token between and after texts.
+    ``types[id]`` its :class:`TokenType`. ``scores`` (float32 [n_vocab], models ``llama`` and ``t5`` only) rank SentencePiece
+    merges, or are logarithms of probabilities, ``merges`` ("left right", best first) rank those of BPE. ``bos_id`` … are None
+    where the model has no such token. ``outside``: the special ids, by their keys, that the file gives and the vocabulary
+    does not have. Generation ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. Blanks after one of
+    ``stripping_ids`` are no part of a text. ``shown_ids`` are control tokens that show in a decoded text. ``pre`` is the
+    pre-tokenizer's name, "" where the file gives none. ``lowercase``, ``strip_accents``: what is done to a text first, model
+    ``bert`` only; ``eos_id`` is there the token between and after texts. ``sep_id``: what follows the end token between two
+    texts, None for nothing. ``charsmap``, ``remove_extra_whitespaces``: the normalization of SentencePiece, model ``t5``
+    only.
     """
 
     path: Path
@@ -114,6 +117,9 @@ class Vocabulary:
     add_space_prefix: bool
     lowercase: bool
     strip_accents: bool
+    sep_id: int | None
+    charsmap: bytes
+    remove_extra_whitespaces: bool
     outside: Mapping[str, int]
 
     @classmethod
@@ -185,9 +191,9 @@ class _Reader:
         ids = self.ids(model, index, types)
         eog_ids = self.eog(index, types, ids)
         scores = self.numbers("scores", "fi", len(tokens))
-        if model == "llama":
+        if model in ("llama", "t5"):
             if scores is None:
-                raise self.refuse("scores", "is missing: without it SentencePiece cannot rank merges")
+                raise self.refuse("scores", "is missing: without it SentencePiece cannot choose pieces")
             if not (np.abs(scores) <= LARGEST).all():
                 raise self.refuse(
                     "scores", "has values that are not finite numbers of 32 bits; convert the model again"
@@ -199,8 +205,8 @@ class _Reader:
             tokens=tokens,
             index=index,
             types=bytes(types),
-            scores=scores.astype(np.float32) if scores is not None and model == "llama" else None,
-            merges=self.strings("merges") if model not in ("llama", "bert") else [],
+            scores=scores.astype(np.float32) if scores is not None and model in ("llama", "t5") else None,
+            merges=self.strings("merges") if model not in ("llama", "bert", "t5") else [],
             bos_id=ids["bos"],
             eos_id=ids["eos"],
             unk_id=ids["unknown"],
@@ -211,10 +217,13 @@ class _Reader:
             shown_ids=self.shown(index, types),
             # llama.cpp adds both to every text that BERT reads, whatever the file says.
             add_bos=model == "bert" or self.scalar("add_bos_token", bool, True if model == "llama" else None),
-            add_eos=model == "bert" or self.scalar("add_eos_token", bool, False),
+            add_eos=model == "bert" or self.scalar("add_eos_token", bool, model == "t5"),
             add_space_prefix=self.scalar("add_space_prefix", bool, model in ("llama", "bert")),
             lowercase=(lowercase := self.scalar("normalizer.lowercase", bool, True)),
             strip_accents=self.scalar("normalizer.strip_accents", bool, lowercase),
+            sep_id=self.between(model, len(tokens)),
+            charsmap=self.charsmap(),
+            remove_extra_whitespaces=self.scalar("remove_extra_whitespaces", bool, False),
             outside=self.outside,
         )
 
@@ -240,6 +249,8 @@ class _Reader:
         ids: dict[str, int | None] = {}
         if model == "llama" and n > 2:
             ids = {"bos": 1, "eos": 2, "unknown": 0}
+        if model == "t5" and n > 2:
+            ids = {"eos": 1, "unknown": 2, "padding": 0}
         if model == "bert" and n > 102:  # those of the first models
             ids = {"bos": 101, "eos": 102, "unknown": 100, "padding": 0}
         for name in _ID_KEYS:
@@ -262,6 +273,24 @@ class _Reader:
                 ids[name] = found
                 types[found] = TokenType.CONTROL
         return ids
+
+    def between(self, model: str, n: int) -> int | None:
+        """The token that follows the end token between two texts; None if there is none.
+
+        Files of XLM-RoBERTa that say nothing are older than the key: its models were trained with two tokens.
+        """
+        id = self.scalar("seperator_token_id", int)
+        used = model != "bert" and self.scalar("add_sep_token", bool, model == "t5")
+        return id if used and id is not None and 0 <= id < n else None
+
+    def charsmap(self) -> bytes:
+        """The bytes of a map of characters; b"" if the file has none."""
+        values = self.numbers("precompiled_charsmap", "iu")
+        if values is None:
+            return b""
+        if values.size and not -128 <= values.min() <= values.max() <= 255:
+            raise self.refuse("precompiled_charsmap", "must be an array of bytes")
+        return (values & 0xFF).astype(np.uint8).tobytes()
 
     def eog(self, index: dict[str, int], types: bytearray, ids: dict[str, int | None]) -> frozenset[int]:
         """The tokens that end generation: those the keys name and those whose text says so.

@@ -33,7 +33,9 @@ def test_golden_values_belong_to_the_models() -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "pooling"), [("bert", "mean"), ("bert", "cls"), ("nomic-bert", "mean")])
+@pytest.mark.parametrize(
+    ("name", "pooling"), [("bert", "mean"), ("bert", "cls"), ("nomic-bert", "mean"), ("xlm-r", "cls")]
+)
 def test_vectors_are_those_of_transformers(name: str, pooling: str, tmp_path: Path) -> None:
     path = CASES[name].write_gguf(tmp_path / "a.gguf")
     with engine.load(path, device="cpu", cache_type="f32", pooling=pooling) as llm:
@@ -43,10 +45,12 @@ def test_vectors_are_those_of_transformers(name: str, pooling: str, tmp_path: Pa
         assert np.abs(vector - expected).max() <= BOUND * expected.std()
 
 
-def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
-    with engine.load(RANK.write_gguf(tmp_path / "a.gguf"), device="cpu", cache_type="f32") as llm:
-        scores = llm.scores(llm.pooled(RANK.prompts()))
-        expected = np.array([values["scores"][0] for values in golden()["bert-rank"]["texts"]])
+@pytest.mark.parametrize("name", ["bert-rank", "xlm-r-rank"])
+def test_scores_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    with engine.load(case.write_gguf(tmp_path / "a.gguf"), device="cpu", cache_type="f32") as llm:
+        scores = llm.scores(llm.pooled(case.prompts()))
+        expected = np.array([values["scores"][0] for values in golden()[name]["texts"]])
         assert np.abs(scores - expected).max() <= BOUND * max(1, np.abs(expected).max())
         assert llm.rank("a", ["b", "c"]).shape == (2,)
 

@@ -1,8 +1,9 @@
 """Small random encoders, and their golden vectors: ``python -m tests.oracle.encoders`` in the root of the repository writes
 ``encoders.json`` beside this file.
 
-``transformers``: BertModel and NomicBertModel in float64, and for rerankers the head of RobertaForSequenceClassification,
-which is the one that llama.cpp converts.  llama.cpp: src/models/bert.cpp; BertModel of conversion/bert.py.
+``transformers``: BertModel, NomicBertModel and XLMRobertaModel in float64, for rerankers XLMRobertaForSequenceClassification,
+or the same head after BertModel, which is the one that llama.cpp converts.  llama.cpp: src/models/bert.cpp; BertModel and
+XLMRobertaModel of conversion/bert.py.
 """
 
 import json
@@ -50,7 +51,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class EncoderCase:
-    """A model; ``labels``: the number of labels of a reranker, 0: it is none."""
+    """A model; ``labels``: the number of labels of a reranker, 0: it is none; ``padding``: the id of the token that fills
+    texts in XLM-RoBERTa, whose positions begin after it, None: it is a BERT."""
 
     name: str
     n_layer: int
@@ -61,6 +63,12 @@ class EncoderCase:
     labels: int = 0
     eps: float = 1e-12
     nomic: bool = False
+    padding: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The position of the first token."""
+        return 0 if self.padding is None else self.padding + 1
 
     def nomic_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights of Nomic's BERT, which has rotations and no biases."""
@@ -85,7 +93,7 @@ class EncoderCase:
         e, f = self.n_embd, self.n_ff
         found: dict[str, tuple[int, ...]] = {
             "embeddings.word_embeddings.weight": (N_VOCAB, e),
-            "embeddings.position_embeddings.weight": (N_CTX, e),
+            "embeddings.position_embeddings.weight": (N_CTX + self.first, e),
             "embeddings.token_type_embeddings.weight": (self.n_types, e),
         }
         linear: dict[str, tuple[int, ...]] = {"embeddings.LayerNorm": (e,)}
@@ -116,8 +124,9 @@ class EncoderCase:
         return "nomic-bert" if self.nomic else "bert"
 
     def prompts(self) -> list[list[int]]:
-        """The token ids of each text."""
-        return [prompt.tolist() for prompt in random_prompts(self.name)]
+        """The token ids of each text, none of which is the one that fills texts."""
+        kept = [np.where(prompt == self.padding, 0, prompt) for prompt in random_prompts(self.name)]
+        return [prompt.tolist() for prompt in kept]
 
     def fingerprint(self) -> str:
         """Differs when golden values belong to other weights or texts."""
@@ -135,7 +144,7 @@ class EncoderCase:
         writer.add_layer_norm_eps(self.eps)
         writer.add_causal_attention(False)
         writer.add_token_type_count(self.n_types)
-        keys: dict[str, Any] = {"pooling_type": 4 if self.labels else 1, **more}
+        keys: dict[str, Any] = {"pooling_type": 4 if self.labels else 1 if self.padding is None else 2, **more}
         for key, value in keys.items():
             writer.add_uint32(f"{self.architecture}.{key}", value)
         if self.nomic:
@@ -153,7 +162,9 @@ class EncoderCase:
                 il, part = name.removeprefix("encoder.").split(".", 2)[1:]
                 block = f"blk.{il}."
             stem, _, kind = part.rpartition(".")
-            found[f"{block}{NAMES[stem]}.{kind}"] = weight
+            found[f"{block}{NAMES[stem]}.{kind}"] = (
+                weight[self.first :] if stem.endswith("position_embeddings") else weight
+            )
         return found
 
 
@@ -163,6 +174,8 @@ CASES = {
         EncoderCase("bert", 3, 96, 3, 160),
         EncoderCase("nomic-bert", 2, 96, 3, 128, nomic=True),
         EncoderCase("bert-rank", 2, 64, 2, 96, n_types=1, labels=1, eps=1e-5),
+        EncoderCase("xlm-r", 2, 96, 3, 128, n_types=1, eps=1e-5, padding=1),
+        EncoderCase("xlm-r-rank", 2, 64, 2, 96, n_types=1, labels=1, eps=1e-5, padding=1),
     )
 }
 
@@ -181,14 +194,15 @@ def make(case: EncoderCase) -> dict[str, Any]:
 
     from tests.oracle.make import Double
 
-    kind = "NomicBert" if case.nomic else "Bert"
+    kind = "NomicBert" if case.nomic else "Bert" if case.padding is None else "XLMRoberta"
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=N_VOCAB,
         hidden_size=case.n_embd,
         num_hidden_layers=case.n_layer,
         num_attention_heads=case.n_head,
         intermediate_size=case.n_ff,
-        max_position_embeddings=N_CTX,
+        max_position_embeddings=N_CTX + case.first,
+        pad_token_id=case.padding or 0,
         type_vocab_size=case.n_types,
         layer_norm_eps=case.eps,
         num_labels=case.labels or 2,
@@ -200,6 +214,12 @@ def make(case: EncoderCase) -> dict[str, Any]:
         model = getattr(transformers, f"{kind}Model")(config, add_pooling_layer=False).double().eval()
         own = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
         model.load_state_dict(own, strict=True)
+        whole = (
+            transformers.XLMRobertaForSequenceClassification(config).double().eval() if kind == "XLMRoberta" else None
+        )
+        if whole is not None and case.labels:
+            names = {name: name if name.startswith("classifier.") else f"roberta.{name}" for name in weights}
+            whole.load_state_dict({names[name]: value for name, value in weights.items()})
         head = RobertaClassificationHead(config).double().eval() if case.labels else None
         if head is not None:
             head.load_state_dict(
@@ -209,7 +229,7 @@ def make(case: EncoderCase) -> dict[str, Any]:
             hidden = model(torch.tensor([prompt])).last_hidden_state
             values = {"mean": hidden[0].mean(0), "cls": hidden[0, 0]}
             if head is not None:
-                values = {"scores": head(hidden)[0]}
+                values = {"scores": (head(hidden) if whole is None else whole(torch.tensor([prompt])).logits)[0]}
             found["texts"].append({name: [round(x, 9) for x in value.tolist()] for name, value in values.items()})
     return found
 

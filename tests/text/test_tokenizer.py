@@ -438,7 +438,7 @@ def drop(key: str) -> Callable[[Values], None]:
 
 BAD_ANY: dict[str, tuple[Callable[[Values], None], str]] = {
     "no model": (drop("model"), "model is missing"),
-    "model of another kind": (change(model="t5"), "model is 't5', which this engine does not know; it knows gpt2"),
+    "model of another kind": (change(model="rwkv"), "model is 'rwkv', which this engine does not know; it knows gpt2"),
     "model is a number": (change(model=3), "model must be of type str, not int"),
     "no tokens": (drop("tokens"), "tokens is missing"),
     "empty tokens": (change(tokens=[], token_type=None, scores=None), "tokens is empty"),

@@ -1,5 +1,6 @@
-"""BERT (Devlin et al. 2019), an encoder: MiniLM, BGE, GTE, E5 and many others, for embeddings and as rerankers; and Nomic's
-BERT, which rotates queries and keys.
+"""BERT (Devlin et al. 2019), an encoder: MiniLM, BGE, GTE, E5 and many others, for embeddings and as rerankers, also where
+they are RoBERTa or XLM-RoBERTa (BGE M3), whose files have a unigram vocabulary; and Nomic's BERT, which rotates queries and
+keys.
 
 Layer (llama.cpp, ``src/models/bert.cpp``)::
 
@@ -14,6 +15,8 @@ n_rot / 2) are rotated, and swiglu(x Wgate, x Wup) in place of GELU, without bia
 A reranker has a classifier for the output of the first token: tanh(x cls + bias) cls.output + bias, or its second half
 alone.
 """
+
+from dataclasses import replace
 
 from engine.models.architecture import Architecture
 from engine.models.config import LayerConfig, ModelConfig, Norms
@@ -39,16 +42,25 @@ def _read(m: Metadata, rope: RopeConfig | None, activation: Activation, n_positi
     if m.flag("attention.causal", False):
         m.refuse("attention.causal", "is true, and BERT looks ahead: convert the model again")
     types = m.gguf.tensors.get("token_types.weight")
-    return m.model(
+    config = m.model(
         lambda il: LayerConfig(m.attention(il, rope), m.dense(il, activation), NORMS),
         norm="layer",
         n_positions=n_positions,
         causal=False,
         n_token_types=0 if types is None else types.shape[0],
     )
+    # The converter says nothing about the pooling of a model that has a classifier.
+    ranks = not config.pooling and "cls.output.weight" in m.gguf.tensors
+    return replace(config, pooling="rank") if ranks else config
 
 
 ARCHITECTURES = (
-    Architecture("bert", "BERT, MiniLM, BGE, GTE, E5", read, "transformers BertModel", model=Encoder),
+    Architecture(
+        "bert",
+        "BERT, MiniLM, BGE, BGE M3, GTE, E5",
+        read,
+        "transformers BertModel and XLMRobertaModel",
+        model=Encoder,
+    ),
     Architecture("nomic-bert", "Nomic Embed 1 and 1.5", read_nomic, "transformers NomicBertModel", model=Encoder),
 )
