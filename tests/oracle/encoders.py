@@ -144,7 +144,10 @@ class EncoderCase:
         writer.add_layer_norm_eps(self.eps)
         writer.add_causal_attention(False)
         writer.add_token_type_count(self.n_types)
-        keys: dict[str, Any] = {"pooling_type": 4 if self.labels else 1 if self.padding is None else 2, **more}
+        pooling = 4 if self.labels else 1 if self.padding is None else 2
+        # The converter writes none for a reranker that is an XLM-RoBERTa.
+        keys: dict[str, Any] = {} if self.labels and self.padding is not None else {"pooling_type": pooling}
+        keys |= more
         for key, value in keys.items():
             writer.add_uint32(f"{self.architecture}.{key}", value)
         if self.nomic:

@@ -57,6 +57,16 @@ def test_a_quantized_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_a_reranker(tmp_path: Path) -> None:
+    path = EncoderCase("small", 1, 64, 2, 32, n_types=1, labels=1, padding=1).write_gguf(tmp_path / "a.gguf")
+    cpu, gpu = (engine.load(path, device=device, n_ctx=32, n_threads=1, cache_type="f16") for device in ("cpu", "cuda"))
+    scores = cpu.scores(cpu.pooled(TEXTS))
+    assert gpu.scores(gpu.pooled(TEXTS)).tobytes() == scores.tobytes()
+    for text, score in zip(TEXTS, scores, strict=True):
+        assert gpu.scores(gpu.pooled([text]))[0] == score
+
+
+@pytest.mark.thorough
 def test_an_encoder_with_windows(tmp_path: Path) -> None:
     case = Case("small", "gemma3", 2, 64, 2, 1, 32, 64, 1e4, window=6, pattern=2)
     path = write_gguf(tmp_path / "a.gguf", case=case)
