@@ -421,7 +421,7 @@ def _build(
     llm = opened(gguf, tokenizer, model, 0.0, budget)
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
-    llm.warnings += tokenizer.warnings
+    llm.warnings += [*model.config.warnings, *tokenizer.warnings]
     if options.spare:
         llm.warnings.append(
             f"the GPU had less memory than it reported, so {options.spare / 1e9:.2f} GB stay free: it has fewer layers, or "

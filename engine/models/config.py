@@ -97,6 +97,7 @@ class ModelConfig:
     n_token_types: the number of vectors for types of tokens, of which the first one is used; 0: there are none.
     n_dense: the width between the two matrices that outputs are multiplied by before they become a vector; 0: there are none.
     labels: the names of the scores that a classifier computes, of which the first one says how relevant a document is.
+    warnings: what is odd about the file and lets it run, a sentence each.
     """
 
     architecture: str
@@ -129,6 +130,7 @@ class ModelConfig:
     n_token_types: int = 0
     n_dense: int = 0
     labels: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def n_layer(self) -> int:

@@ -46,6 +46,8 @@ class NormFirstEncoder(Encoder):
         self.reaches = [mixer.reach if isinstance(mixer, AttentionConfig) else 0 for mixer in mixers]
         #: int32 [rows] for each reach: the spans of the rows of a pass.
         self.spans = {reach: self.rows_of_integers() for reach in dict.fromkeys(self.reaches) if reach}
+        #: What each layer takes for the ends of what rows see.
+        self.ends = [self.spans[reach] if reach else self.last for reach in self.reaches]
 
     def prepare_texts(self, lengths: SequenceOf[int]) -> None:
         """Tell attention how long the texts of the next pass are."""
@@ -59,11 +61,10 @@ class NormFirstEncoder(Encoder):
 
     def mix(self, ops: Ops, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute the attention of layer ``il``: the residual stream after it from x before it, float32 [rows, n_embd]."""
-        layer, reach = self.layers[il], self.reaches[il]
+        layer, ends = self.layers[il], self.ends[il][: batch.rows]
         assert isinstance(layer.mixer, Attention)
-        ends = self.spans[reach] if reach else self.last
         a = layer.normalized(ops, x, layer.before_mixer)
-        o = layer.mixer.mix_up_to(ops, a, self.memory(il, ops), batch, ends[: batch.rows], reach)
+        o = layer.mixer.mix_up_to(ops, a, self.memory(il, ops), batch, ends, self.reaches[il])
         return layer.after_mixer.add_product(ops, x, o, layer.mixer.output)
 
     def normed(self, x: Array) -> Value:

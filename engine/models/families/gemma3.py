@@ -26,8 +26,14 @@ from engine.models.rope_config import RopeConfig
 from engine.ops.activation import GEGLU
 from engine.ops.spans import MOST_CUT
 
-DENSE = {"dense_2.weight": 0, "dense_3.weight": 1}
+DENSE = {"dense_2.weight": 0, "dense_3.weight": -1}
 """The matrices after the outputs, each with the axis of its shape that is the width between them."""
+
+LACKING = (
+    "the file lacks the matrices dense_2 and dense_3, so vectors are not those of sentence-transformers: take a file that "
+    "was converted with --sentence-transformers-dense-modules."
+)
+"""The warning about a file without these matrices."""
 
 NORMS = Norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
@@ -63,7 +69,8 @@ def read_embedding(m: Metadata) -> ModelConfig:
         layers.append(replace(layer, mixer=replace(layer.mixer, window=0, reach=layer.mixer.window // 2)))
     tensors = m.gguf.tensors
     n_dense = next((tensors[name].shape[at] for name, at in DENSE.items() if name in tensors), 0)
-    return replace(config, layers=tuple(layers), causal=False, n_dense=n_dense)
+    warnings = () if n_dense else (LACKING,)
+    return replace(config, layers=tuple(layers), causal=False, n_dense=n_dense, warnings=warnings)
 
 
 ARCHITECTURES = (
