@@ -82,13 +82,16 @@ def test_weights_read_per_token(name: str, tmp_path: Path) -> None:
     count=st.integers(1, 40),
     types=st.sampled_from([F16, F32, Types(CACHE_TYPES["q8_0"], CACHE_TYPES["q4_0"])]),
     window=st.sampled_from([0, 1, 32, 100]),
+    framed=st.booleans(),
 )
-def test_cache_read_per_token(first: int, count: int, types: Types, window: int) -> None:
-    cache = KVCache([AttentionCacheSpec(2, 32, 96), AttentionCacheSpec(1, 64, 64, window)], 512, 64, types, np.zeros)
+def test_cache_read_per_token(first: int, count: int, types: Types, window: int, framed: bool) -> None:
+    sliding = AttentionCacheSpec(1, 64, 64, window, framed=framed and window in (1, 32))
+    cache = KVCache([AttentionCacheSpec(2, 32, 96), sliding], 512, 64, types, np.zeros)
     k, v = (kind.bits / 8 + (2 / 32 if kind.quantized else 0) for kind in (types.k, types.v))
     total = 0.0
     for position in range(first, first + count):
-        visible = [j for j in range(position + 1) if window == 0 or j > position - window]
+        low = position // window * window if sliding.framed else position - window + 1
+        visible = [j for j in range(position + 1) if window == 0 or j >= low]
         total += (position + 1) * 2 * (32 * k + 96 * v) + len(visible) * (64 * k + 64 * v)
     assert bandwidth.cache_bytes_per_token(cache.layers, first, count) == pytest.approx(total / count)
 

@@ -19,10 +19,8 @@ from engine.cache.pages import PagedMemory, Paging, Store, Zeros
 from engine.cache.spec import CacheSpec, Download, LayerMemory, Ring
 from engine.cache.thinning import OBSERVED
 from engine.cache.types import BLOCK, CHUNK, CacheType, Types
+from engine.cache.window import NOT_FIRST, frames, longest
 from engine.limits import DECODE_ROWS
-
-NOT_FIRST = -1
-"""The window of a layer whose rows read all positions but position 0."""
 
 
 def pass_rows(batch_size: int, n_ctx: int, decode_rows: int) -> int:
@@ -37,7 +35,8 @@ class AttentionCacheSpec(CacheSpec):
 
     It stores n_head_kv keys of d_k elements and n_head_kv values of d_v elements per position.  window: the number of latest
     positions that a row reads, its own included; 0: all.  decode_rows: the maximum number of rows in a decode batch.
-    hides_first: whether no row reads position 0, in a layer without a window.
+    hides_first: whether no row reads position 0, in a layer without a window.  framed: whether a row reads only the
+    positions of its own frame, one of ``window`` positions, instead of the latest ones.
     """
 
     n_head_kv: int
@@ -46,10 +45,11 @@ class AttentionCacheSpec(CacheSpec):
     window: int = 0
     decode_rows: int = DECODE_ROWS
     hides_first: bool = False
+    framed: bool = False
 
     @property
     def paging(self) -> Paging:
-        """The division of the cache into pages."""
+        """The division of the cache into pages.  A frame needs no page that a window of the same size does not need."""
         return Paging(CHUNK, self.window, self.decode_rows)
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
@@ -87,7 +87,7 @@ class AttentionCacheSpec(CacheSpec):
         keys = memory.pages(pool, k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype, axis=1)
         values = memory.pages(pool, v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype, axis=1)
         table = memory.table(self.paging)
-        window = NOT_FIRST if self.hides_first else self.window
+        window = NOT_FIRST if self.hides_first else frames(self.window) if self.framed else self.window
         return AttentionCache(keys, values, table, window, k, v, heads, self.d_k, self.d_v)
 
 
@@ -98,7 +98,7 @@ class AttentionCache(LayerMemory[A]):
     keys: [n_head_kv, pages, d_k, 64], and values: [n_head_kv, pages, 64, d_v]; float32, or uint16 for the bits of float16.
         Quantized keys and values are uint32 words [n_head_kv, pages, ...] (``engine/cache/types.py``).
     table: int32 [sequences, chunks], the pages of the chunks of each sequence.
-    window: the number of latest positions that a row reads, its own included; 0: all; ``NOT_FIRST``: all but position 0.
+    window: which positions a row reads, as in ``engine/cache/window.py``.
     """
 
     keys: A
@@ -114,11 +114,11 @@ class AttentionCache(LayerMemory[A]):
     def places(self, batch: Batch[A]) -> A:
         """Where the pages hold the rows of a pass, int32 [rows]: at their positions, or, in a layer without a window, at
         their places if sequences may be thinned."""
-        return batch.positions if self.window > 0 or batch.thinned is None else batch.thinned.places
+        return batch.positions if longest(self.window) or batch.thinned is None else batch.thinned.places
 
     def masses(self, batch: Batch[A], window: int) -> A | None:
         """Where the attention of the rows of a pass, which read back as far as ``window``, adds masses; None: nowhere."""
-        return None if window > 0 or self.window > 0 or batch.thinned is None else batch.thinned.masses
+        return None if longest(window) or longest(self.window) or batch.thinned is None else batch.thinned.masses
 
     @property
     def pages(self) -> int:
@@ -137,12 +137,15 @@ class AttentionCache(LayerMemory[A]):
         """
         position = self.n_head_kv * (self.k_type.row_bytes(self.d_k) + self.v_type.row_bytes(self.d_v))
         seen = np.minimum(visible, self.window) if self.window > 0 else visible
+        if self.window < NOT_FIRST:
+            seen = (visible - 1) % -self.window + 1
         return position * float(seen.mean())
 
     def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
         """The names and arrays of the keys [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v] that the next
         pass of the sequence in slot 0 sees after ``length`` tokens; of quantized types, the words and scales."""
-        at = np.arange(max(0, length - self.window) if self.window > 0 else 0, length)
+        most = longest(self.window)
+        at = np.arange(max(0, length - most) if most else 0, length)
         pages, lanes = download(self.table)[0, at // CHUNK], at % CHUNK
         yield "keys", stored(download(self.keys), self.k_type, self.d_k, False, pages, lanes)
         yield "values", stored(download(self.values), self.v_type, self.d_v, True, pages, lanes)

@@ -1,6 +1,7 @@
 """Causal attention over a cache of keys and values, in chunks of 64 absolute positions, for rows of any sequences.
 
-Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1);
+Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1),
+    or, in frames of n positions, a power of two, lo = p - p mod n;
     where rows have spans (``engine/ops/spans.py``), from the first to the last position of their span;
     with a cap c (Gemma 2), a score s = scale q . k_j is replaced by c tanh(s / c);
     a head's sink (Agarwal et al. 2025, gpt-oss) is one more score of its softmax, with the value 0.
@@ -33,6 +34,7 @@ import numpy as np
 from numba import njit
 
 from engine.cache.types import BLOCK, CHUNK, GROUP
+from engine.cache.window import NOT_FIRST
 from engine.compile.family import family
 from engine.cpu import quantized_cache
 from engine.cpu.fold import fold
@@ -93,7 +95,10 @@ def first_visible(position, window):
     """The first position that the row at ``position``, or with the span ``position``, sees."""
     if window > SPANS:
         return max(0, (position >> CUT_BITS) + (position & MOST_CUT) - (window - SPANS) + 1)
-    return max(0, position - window + 1) if window > 0 else -window
+    if window > 0:
+        return max(0, position - window + 1)
+    # A frame, as the bits of its beginning; or no window, perhaps without position 0.
+    return position & window if window < NOT_FIRST else -window
 
 
 @njit(cache=True)

@@ -6,6 +6,8 @@ q, k, v = a Wq (+ bq), a Wk (+ bk), a Wv (+ bv);  o = attention(q, k, v);  the l
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.arrays import Array, Batch, Value
 from engine.cache.kv import AttentionCache
 from engine.models.attention_config import AttentionConfig
@@ -89,7 +91,9 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     names = ("attn_q", "attn_k") if c.keys_are_values else ("attn_q", "attn_k", "attn_v")
     inputs = loader.linears(blk, names, "attn_qkv", rows[: len(names)], c.n_in or n_embd)
     norms = {"q_norm": rows[0], "k_norm": rows[1]} if c.norm == "rows" else dict.fromkeys(("q_norm", "k_norm"), c.d_k)
-    weights = {name: loader.vector(f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
+    weights = (
+        {name: _norm_weights(loader, c, f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
+    )
     by_row = c.norm == "rows"
     biases = [layer.bias for layer in inputs if layer.bias is not None]
     # The rotation kernel can add all three biases, but a norm of whole rows must come after the biases.
@@ -116,3 +120,8 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd) if c.head_gates else None
     row_norms = list(weights.values()) if by_row else []
     return Attention(output, inputs, heads, row_norms, loader.table(c.rope), gate, c.value_scale)
+
+
+def _norm_weights(loader: Loader, config: AttentionConfig, name: str, n: int) -> Array:
+    """The n weights of a norm of queries or keys, which are 1 if it has none."""
+    return loader.vector(name, n) if config.norm_weights else loader.ops.upload(np.ones(n, np.float32))

@@ -26,11 +26,15 @@ class AttentionConfig(MixerConfig):
         computes.
     sinks: whether each head has a sink, which is an additional term of its softmax.
     softcap: the bound c of scores s, which are replaced by c tanh(s / c); 0: they are not bounded.
-    temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
+    temperature: (s, n, o), if queries at position p are multiplied by 1 + s ln(1 + (p + o) // n); None: there is no such
+        factor.
     source: the index of the layer whose keys and values are read; None: the layer has its own.
     n_in: the width of its inputs; 0: that of the residual stream.
     hides_first: whether no token sees position 0.
     reach: the number of positions before and after its own that a token sees, in a model that is not causal; 0: all.
+    framed: whether a token sees only the positions of its own frame, one of ``window`` absolute positions, a power of
+        two, instead of the latest ones.
+    norm_weights: whether the norms of queries and keys have weights.
     """
 
     n_head: int
@@ -47,17 +51,19 @@ class AttentionConfig(MixerConfig):
     gated: bool = False
     head_gates: bool = False
     sinks: bool = False
-    temperature: tuple[float, int] | None = None
+    temperature: tuple[float, int, int] | None = None
     source: int | None = None
     n_in: int = 0
     hides_first: bool = False
     softcap: float = 0.0
     reach: int = 0
+    framed: bool = False
+    norm_weights: bool = True
 
     def cache_spec(self, rewind: int, decode_rows: int) -> AttentionCacheSpec:
         """The specification of the cache: keys and values."""
         sizes = self.n_head_kv, self.d_k, self.d_v
-        return AttentionCacheSpec(*sizes, self.window, decode_rows, self.hides_first)
+        return AttentionCacheSpec(*sizes, self.window, decode_rows, self.hides_first, self.framed)
 
     @property
     def row_elements(self) -> int:

@@ -134,6 +134,7 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
         gating=e.gating,
         normalized=e.normalized,
         weight_scale=e.weight_scale,
+        weighs_inputs=e.weighs_inputs,
         n_group=e.n_group,
         n_group_used=e.n_group_used,
         group_best=e.group_best,

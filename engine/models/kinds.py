@@ -39,7 +39,6 @@ NEAREST = {
     "jamba": "qwen35",
     "jina-bert-v2": "bert",
     "jina-bert-v3": "bert",
-    "llama4": "llama",
     "mamba": "qwen35",
     "mamba2": "granitehybrid",
     "minicpm": "granite",

@@ -21,7 +21,8 @@ class LatentConfig(MixerConfig):
     scale: the factor of the scores.
     rope: the rotation of the last n_rope elements; None: they are not rotated.
     q_rank: the number of elements of a latent from which the queries of all heads are computed; 0: there is no such latent.
-    temperature: (s, n), if queries at position p are multiplied by 1 + s ln(1 + p // n); None: there is no such factor.
+    temperature: (s, n, o), if queries at position p are multiplied by 1 + s ln(1 + (p + o) // n); None: there is no such
+        factor.
     """
 
     n_head: int
@@ -32,7 +33,7 @@ class LatentConfig(MixerConfig):
     scale: float
     rope: RopeConfig | None
     q_rank: int = 0
-    temperature: tuple[float, int] | None = None
+    temperature: tuple[float, int, int] | None = None
 
     @property
     def width(self) -> int:

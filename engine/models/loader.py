@@ -39,7 +39,7 @@ class Loader:
         self._like = like
         self._taken: set[str] = set() if taken is None else taken
         self._rotaries: dict[RopeConfig, Rotary] = {}
-        self._temperatures: dict[tuple[float, int], Array] = {}
+        self._temperatures: dict[tuple[float, int, int], Array] = {}
 
     # --- tensors -----------------------------------------------------------------------------------------------
 
@@ -170,14 +170,14 @@ class Loader:
             raise ModelError(f"{self.gguf.path}: {name} has {shape[0]} elements, and {n} are rotated.")
         return values[:n]
 
-    def temperature(self, given: tuple[float, int] | None) -> Array | None:
-        """The factors of queries by position p, 1 + s ln(1 + p // n), where ``given`` is (s, n): float32 [n_ctx]; None if
-        ``given`` is None."""
+    def temperature(self, given: tuple[float, int, int] | None) -> Array | None:
+        """The factors of queries by position p, 1 + s ln(1 + (p + o) // n), where ``given`` is (s, n, o): float32 [n_ctx];
+        None if ``given`` is None."""
         if given is None:
             return None
         if given not in self._temperatures:
-            s, n = given
-            factors = 1.0 + s * np.log1p(np.arange(self._n_ctx) // n)
+            s, n, offset = given
+            factors = 1.0 + s * np.log1p((np.arange(self._n_ctx) + offset) // n)
             self._temperatures[given] = self.ops.upload(factors.astype(np.float32))
         return self._temperatures[given]
 

@@ -86,6 +86,7 @@ class ExpertsConfig(NetworkConfig):
         further matrices; 0: they have the width of the residual stream.
     beside: a dense network whose result is added to that of the experts; None: there is none.
     tabled: whether the experts of each token are given by a table.
+    weighs_inputs: whether the input of an expert is multiplied by its weight, instead of its output.
     """
 
     n_expert: int
@@ -104,6 +105,7 @@ class ExpertsConfig(NetworkConfig):
     n_latent: int = 0
     beside: DenseConfig | None = None
     tabled: bool = False
+    weighs_inputs: bool = False
 
     def row_elements(self, n_embd: int) -> int:
         """An estimate of the number of elements per row of gate, up and result of each chosen expert, of the shared network

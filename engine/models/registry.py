@@ -39,6 +39,7 @@ from engine.models.families import (
     kimi_linear,
     lfm2,
     llama,
+    llama4,
     mimo2,
     minimax_m2,
     mistral3,
@@ -63,6 +64,7 @@ from engine.ops.operations import Ops
 
 FAMILIES = (
     llama,
+    llama4,
     qwen,
     qwen35,
     qwen3next,

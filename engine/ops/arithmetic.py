@@ -221,8 +221,9 @@ class Arithmetic(Protocol[A, V, M]):
         """residual + the weighted sum of the outputs of the ``n_used`` best experts for each row of x.
 
         Experts are chosen by the logits router_x @ router^T and the law ``experts.routing``.  Weights are multiplied by
-        ``experts.scales`` unless that is None.  The output of a shared network, if there is one, is added.  It is multiplied
-        by sigmoid(the router's last output) if ``experts.shared_gated``.
+        ``experts.scales`` unless that is None.  They are weights of inputs, not of outputs, if ``experts.weighs_inputs``.
+        The output of a shared network, if there is one, is added.  It is multiplied by sigmoid(the router's last output) if
+        ``experts.shared_gated``.
 
         residual: [rows, n_embd]; None: there is no residual.
         x: [rows, n_embd].

@@ -81,6 +81,8 @@ class Experts(Generic[A, M]):
         [n_expert, n_embd], or None.
     gate_scale, up_scale, down_scale: factors of the products of an expert before the biases, float32 [n_expert], or None.
     shared_activation: the activation of the shared network; None: that of the experts.
+    weighs_inputs: whether the input of an expert is multiplied by its weight, instead of its output.  Kernels multiply the
+        products with gate and up, which are linear.
 
     Raises ModelError for combinations that are not supported.
     """
@@ -112,6 +114,7 @@ class Experts(Generic[A, M]):
     up_scale: A | None = None
     down_scale: A | None = None
     shared_activation: Activation | None = None
+    weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
         def check(holds: bool, what: str) -> None:
@@ -131,6 +134,7 @@ class Experts(Generic[A, M]):
             self.up_scale is None
         )
         check(not gated or both, "biases or scales of gate or up alone")
+        check(not self.weighs_inputs or self.up_bias is None, "biases and weighted inputs")
 
     @property
     def common(self) -> Activation:

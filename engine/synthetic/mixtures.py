@@ -1,4 +1,4 @@
-"""Shapes of mixtures whose tensors are not those of Llama or Qwen: gpt-oss, GLM 4.5 and Step 3.5."""
+"""Shapes of mixtures whose tensors are not those of Llama or Qwen: gpt-oss, GLM 4.5, Step 3.5 and Llama 4."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,10 +147,50 @@ class Step35Shape(Shape):
         }
 
 
+@dataclass(frozen=True)
+class Llama4Shape(Shape):
+    """Llama 4: three of four layers see frames of ``window`` positions and rotate; the last of every ``step`` layers is a
+    mixture with a shared network.  The factor of queries changes every ``tuned`` positions."""
+
+    step: int = 1
+    tuned: int = 8192
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
+        e, d, mix = self.n_embd, self.head_dim, self.experts
+        assert mix is not None
+        yield "token_embd.weight", (self.n_vocab, e)
+        if self.rope_factor:
+            yield "rope_freqs.weight", (d // 2,)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}."
+            yield block + "attn_norm.weight", (e,)
+            for name, rows in (("q", self.n_head * d), ("k", self.n_head_kv * d), ("v", self.n_head_kv * d)):
+                yield f"{block}attn_{name}.weight", (rows, e)
+            yield block + "attn_output.weight", (e, self.n_head * d)
+            yield block + "ffn_norm.weight", (e,)
+            if (layer + 1) % self.step:
+                yield from self._feed_forward(block)
+            else:
+                yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+                yield from _experts(block, e, mix)
+        yield "output_norm.weight", (e,)
+        yield "output.weight", (self.n_vocab, e)
+
+    def metadata(self) -> dict[str, Value]:
+        """Which layers are mixtures, and the factor of queries."""
+        return {"interleave_moe_layer_step": self.step, "attention.temperature_length": self.tuned}
+
+
 def _biased_mixture(block: str, e: int, mix: ExpertsConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """A mixture whose choice has a bias, with a shared network as wide as an expert and without a gate."""
     yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
     yield block + "exp_probs_b.bias", (mix.n_expert,)
+    yield from _experts(block, e, mix)
+
+
+def _experts(block: str, e: int, mix: ExpertsConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Experts, and a shared network as wide as one of them."""
     for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
         yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
         yield f"{block}ffn_{name}_shexp.weight", (rows, columns)
@@ -175,6 +215,10 @@ MIXTURES: dict[str, Shape] = {
         "step35", 45, 4096, 64, 8, 128, 11264, 128896, 65536, 5e6, 1e-5, tied=False, window=512, n_mtp=3,
         experts=ExpertsConfig(288, 8, 1280), n_head_sliding=96, n_dense=3,
     ),
+    "llama4-scout": Llama4Shape(
+        "llama4", 48, 5120, 40, 8, 128, 16384, 202048, 10485760, 5e5, 1e-5, tied=False, window=8192, rope_factor=16,
+        experts=ExpertsConfig(16, 1, 8192),
+    ),
     # Widths that are multiples of 32 only, a window that a short prompt exceeds, and five experts.
     "tiny-gpt-oss": GptOssShape(
         "gpt-oss", 4, 288, 9, 3, 64, 0, N_VOCAB_TINY, 512, 1e4, 1e-5, tied=False, window=32,
@@ -187,6 +231,10 @@ MIXTURES: dict[str, Shape] = {
     "tiny-step35": Step35Shape(
         "step35", 3, 256, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, window=32, n_mtp=3,
         experts=ExpertsConfig(7, 3, 256), n_head_sliding=5, n_dense=1,
+    ),
+    "tiny-llama4": Llama4Shape(
+        "llama4", 5, 256, 5, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, window=32, rope_factor=8, rope_n_ctx=64,
+        experts=ExpertsConfig(7, 2, 256), step=2, tuned=40,
     ),
 }
 # fmt: on

@@ -395,6 +395,23 @@ def test_chunks_are_joined_in_groups(sink: float | None) -> None:
     assert differ > 0, "no row tells one level from two"
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "i8"])
+def test_frames_are_windows_of_different_sizes(kind: str) -> None:
+    """A row at position p sees as many positions of its frame as p is in it, and one more: in one pass, and each alone."""
+    n, d = 3 * CHUNK + 5, 32
+    q, k, v = inputs(n, 2, 1, d, d)
+    ops, every, types = Backend(2), np.arange(n, dtype=np.int32), Types(CACHE_TYPES[kind], CACHE_TYPES[kind])
+    for size in (1, 2, 32, CHUNK, 2 * CHUNK, 4 * CHUNK):
+        layer = layer_of(AttentionCacheSpec(1, d, d, size, n, framed=True), n, n, types, ops.zeros)
+        ops.append(layer, k, v, every)
+        together = ops.attend(q, layer, every, SCALE)
+        for p in (*range(0, n, 17), size - 1, size, 2 * size - 1, 2 * size, n - 1):
+            if p < n:
+                row = q[p : p + 1], layer, every[p : p + 1], SCALE
+                found = together[p].tobytes()
+                assert ops.attend(*row).tobytes() == found == ops.attend(*row, p % size + 1).tobytes(), (size, p)
+
+
 @pytest.mark.parametrize("half", [True, False])
 def test_more_than_a_group(half: bool) -> None:
     """Rows at every place of the groups, one by one and all at once."""

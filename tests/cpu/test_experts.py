@@ -127,6 +127,16 @@ def test_scales_and_biases_of_products(scaled: bool, biased: bool) -> None:
     assert np.array_equal(found, exact.astype(F))
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_weights_of_inputs(gated: bool) -> None:
+    rng = np.random.default_rng(0)
+    gate, up, weights = (rng.standard_normal(shape).astype(F) for shape in ((15, 20), (15, 20), (5, 3)))
+    found, ones = [gate.copy() if gated else np.empty((0, 0), F), up.copy()], np.full((5, 3), np.nan, F)
+    run(mixture.weigh_products, *found, weights, ones, items=15)
+    assert np.array_equal(found[1], up * weights.reshape(15, 1)) and np.array_equal(ones, np.ones((5, 3), F))
+    assert not gated or np.array_equal(found[0], gate * weights.reshape(15, 1))
+
+
 def test_join_of_an_ungated_shared_network() -> None:
     rng = np.random.default_rng(0)
     residual, y, shared = rng.integers(-9, 9, (3, 4, 70)).astype(F)

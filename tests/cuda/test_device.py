@@ -661,6 +661,7 @@ MODELS = [
     *(("tiny-falcon-h1", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-gemma3n", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-cohere2", quant) for quant in ("Q4_K_M", "Q8_0")),
+    *(("tiny-llama4", quant) for quant in ("Q4_K_M", "Q4_0", "F16")),
     *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
 ]
 MIXED = (
@@ -681,6 +682,7 @@ MIXED = (
     "tiny-falcon-h1",
     "tiny-gemma3n",
     "tiny-cohere2",
+    "tiny-llama4",
     "tiny-gemma4",
     "tiny-gemma4-moe",
     "tiny-gemma4-e",
@@ -771,6 +773,7 @@ WIDE = [
     ("tiny-falcon-h1", "Q4_K_M", "q8_0"),
     ("tiny-gemma3n", "Q4_K_M", "f16"),
     ("tiny-cohere2", "Q4_K_M", "f16"),
+    *(("tiny-llama4", "Q4_K_M", cache_type) for cache_type in ("f16", "i8", "q8_0")),
 ]
 
 

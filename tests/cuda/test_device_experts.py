@@ -44,6 +44,10 @@ KINDS: dict[str, tuple[Any, ...]] = {
         *("MXFP4 MXFP4 MXFP4", (256, 6, 1024, 512), "given", "MXFP4 MXFP4 MXFP4"),
         {"gating": "sqrt_softplus", "shared_gated": False, "weight_scale": 1.5, "activation": CLAMPED},
     ),
+    "Llama 4": (
+        *("Q4_K Q4_K Q6_K", (16, 1, 1280, 2048), "", "Q4_K Q4_K Q6_K"),
+        {"gating": "sigmoid", "shared_gated": False, "normalized": False, "weighs_inputs": True},
+    ),
     "Nemotron": ("NVFP4 NVFP4 NVFP4", (128, 6, 2688, 1856), "selection scale", "", SIGMOID | {"activation": RELU2}),
     "512 experts": (
         "Q4_K Q4_K Q6_K",

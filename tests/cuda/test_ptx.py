@@ -454,6 +454,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "softcap": [()],
     "sparsify": [()],
     "sort_pairs": [()],
+    "weigh_products": [(True,), (False,)],
     "stream_weights": [()],
 }
 """Examples of the constants of each kernel; the first is the most common one."""

@@ -25,6 +25,7 @@ KINDS = {
     "mixture": ("tiny-qwen3moe", ""),
     "latents": ("tiny-deepseek2", ""),
     "convolutions": ("tiny-lfm2", ""),
+    "frames": ("tiny-llama4", ""),
     "mamba": ("tiny-granitehybrid", ""),
     "compressed": ("tiny-deepseek4", "tiny-deepseek4-mtp"),
 }

@@ -61,6 +61,7 @@ def test_the_law_of_the_choice(given: dict[str, Any], law: Routing) -> None:
         {"n_expert": 128, "n_group": 64, "n_group_used": 8},
         {"gate_bias": BIAS},
         {"up_scale": BIAS},
+        {"weighs_inputs": True, "gate_bias": BIAS, "up_bias": BIAS},
     ],
 )
 def test_what_no_law_describes(given: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from engine.cache.pair import PairCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.sequence import Sequence
 from engine.cache.short_conv import ShortConvCache
+from engine.cpu.attention import first_visible
 from engine.decode.evaluate import evaluate
 from engine.errors import ContextError
 from engine.limits import DECODE_ROWS
@@ -50,6 +51,7 @@ KINDS = {
     "parallel": Kind("tiny-cohere2", "Q4_K_M"),
     "blocks": Kind("tiny-nemotron_h_moe", "Q4_K_M"),
     "pairs": Kind("tiny-falcon-h1", "Q4_K_M", "q8_0"),
+    "frames": Kind("tiny-llama4", "Q4_K_M"),
     "deepseek4": Kind("", "Q8_0"),
     "eagle3": Kind("tiny-qwen35moe", "Q4_0", "f16", "tiny-eagle3"),
     "dflash": Kind("tiny-gemma4", "Q4_0", "f16", "tiny-dflash"),
@@ -104,7 +106,7 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
     both = ((layer.first, layer.second) if isinstance(layer, PairCache) else (layer,) for layer in model.cache.layers)
     for layer in chain.from_iterable(both):
         if isinstance(layer, AttentionCache):
-            first, table = max(0, n - layer.window + 1) if layer.window > 0 else 0, layer.table[slot]
+            first, table = int(first_visible(n, layer.window)), layer.table[slot]
             if layer.k_type.quantized:
                 # Words of whole pages, in an order of their own.
                 found += [memory[:, table[: n // 64]].tobytes() for memory in (layer.keys, layer.values)]
@@ -151,7 +153,19 @@ def test_rows_of_several_sequences_are_those_of_each_alone(name: str, tmp_path: 
     model: Any = several.model
     assert len(model.sequences) == 3 and (model.drafter is None) is (
         name
-        in ("dense", "windows", "mixture", "gemma3n", "convolutions", "mamba", "kda", "parallel", "blocks", "pairs")
+        in (
+            "dense",
+            "windows",
+            "mixture",
+            "gemma3n",
+            "convolutions",
+            "mamba",
+            "kda",
+            "parallel",
+            "blocks",
+            "pairs",
+            "frames",
+        )
     )
     rng, n_vocab = np.random.default_rng(7), several.config.n_vocab
     kept = [sum(rows.get(i, (0, 0))[0] for rows in PASSES) for i in range(3)]

@@ -83,6 +83,7 @@ QUANTS |= {"tiny-gemma4": "Q4_K_M", "tiny-gemma4-moe": "Q5_K_M", "tiny-gemma4-e"
 QUANTS |= {"tiny-lfm2": "Q4_K_M", "tiny-lfm2moe": "Q4_0", "tiny-gemma3n": "Q8_0", "tiny-cohere2": "Q4_K_M"}
 QUANTS |= {"tiny-granitehybrid": "Q4_K_M", "tiny-granitehybrid-moe": "Q4_0", "tiny-kimi-linear": "Q4_K_M"}
 QUANTS |= {"tiny-nemotron_h": "Q4_K_M", "tiny-nemotron_h_moe-latent": "Q4_0", "tiny-falcon-h1": "Q8_0"}
+QUANTS |= {"tiny-llama4": "Q4_K_M"}
 
 
 @pytest.fixture(scope="module", params=QUANTS)

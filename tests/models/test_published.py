@@ -141,6 +141,8 @@ class Published:
             return ["full_attention" if il + 1 in full else "linear_attention" for il in range(self.n_layer)]
         if every:
             return ["full_attention" if (il + 1) % every == 0 else "linear_attention" for il in range(self.n_layer)]
+        if self.kind == "llama4":
+            return ["full_attention" if (il + 1) % 4 == 0 else "chunked_attention" for il in range(self.n_layer)]
         if self.kind.startswith("gemma3"):
             pattern = 6
         if self.kind == "olmo3":
@@ -229,9 +231,15 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     kv = (slides and published.first("swa_num_key_value_heads")) or kv
     d = text["global_head_dim"] if wide else published.first("head_dim") or text["hidden_size"] // heads
     assert (mixer.n_head_kv, mixer.d_k, mixer.d_v) == (kv, d, published.first("v_head_dim") or d)
-    window = text["sliding_window"] if slides else 0
+    chunked = kind == "chunked_attention"
+    window = text["attention_chunk_size"] if chunked else text["sliding_window"] if slides else 0
     reach = window // 2 if text.get("use_bidirectional_attention") else 0
     assert (mixer.window, mixer.reach) == (0 if reach else window, reach)
+    assert mixer.framed == chunked
+    if published.kind == "llama4":
+        assert bool(mixer.norm) == (chunked and text["use_qk_norm"]) and (mixer.rope is not None) == chunked
+        tuned = (pytest.approx(text["attn_scale"]), text["floor_scale"], 1)
+        assert mixer.temperature == (None if chunked else tuned)
     assert mixer.softcap == (text.get("attn_logit_softcapping") or 0)
     if "query_pre_attn_scalar" in text:
         assert mixer.scale == pytest.approx(text["query_pre_attn_scalar"] ** -0.5)
@@ -249,10 +257,10 @@ def check_network(published: Published, il: int, network: NetworkConfig, kind: s
     count = published.first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     dense = published.first("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers") or 0
     dense = dense or list(published.first("moe_layer_freq") or []).count(0)
-    if not count or il < dense:
+    if not count or il < dense or (il + 1) % text.get("interleave_moe_layer_step", 1):
         assert isinstance(network, DenseConfig)
         doubled = text.get("use_double_wide_mlp") and il >= published.n_layer - text["num_kv_shared_layers"]
-        width = text["intermediate_size"]
+        width = text.get("intermediate_size_mlp", text["intermediate_size"])
         width = width[il] if isinstance(width, list) else width * (2 if doubled else 1)
         if text.get("block_auto_adjust_ff_dim"):
             width = -(-2 * width // 3 // text["block_multiple_of"]) * text["block_multiple_of"]
@@ -270,6 +278,8 @@ def check_network(published: Published, il: int, network: NetworkConfig, kind: s
         published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert", "num_shared_experts") or 0
     )
     shared = shared[il] if isinstance(shared, list) else shared
+    shared = 1 if published.kind == "llama4" else shared
+    assert network.weighs_inputs == (published.kind == "llama4")
     assert network.n_ff_shared == (published.first(*(f"{name}_intermediate_size" for name in SHARED)) or shared * width)
     assert network.n_latent == (text.get("moe_latent_size") or 0)
     scale = published.first("routed_scaling_factor", "moe_router_scaling_factor")

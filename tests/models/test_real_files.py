@@ -155,7 +155,7 @@ def test_mistral4_is_deepseek2_by_another_name(tmp_path: Path) -> None:
     mixer = own.layers[0].mixer
     assert isinstance(mixer, LatentConfig)
     # What llama.cpp's converters write for the model of the case (tests/oracle/families/deepseek2.py).
-    assert mixer.temperature == (pytest.approx(0.3), 64)
+    assert mixer.temperature == (pytest.approx(0.3), 64, 0)
     assert mixer.rope is not None and mixer.rope.yarn_ctx == 64
 
 

@@ -75,6 +75,11 @@ CHANGES = {
         tensors={"blk.0.attn_q_norm.weight": (5, 16), "blk.0.attn_k_norm.weight": (1, 16)},
     ),
     "no window": Change("cohere2", "is 0, outside 1", keys={"attention.sliding_window": 0}),
+    "frames": Change(
+        "llama4",
+        "is 24, and frames of a power of two positions are supported",
+        keys={"attention.sliding_window": 24},
+    ),
     "taps": Change("lfm2", "is 1, outside 2", keys={"shortconv.l_cache": 1}),
     "other taps": Change(
         "lfm2moe",

@@ -68,9 +68,13 @@ _STEP35 = {
 
 def adapted(case: Case | Family) -> Case | Family:
     """The model as the converter takes it: a Gemma 3 whose sixth layers are global, a Hunyuan with a context of 32 768, a
-    Granite or a Nemotron with Mamba-2 whose number of tokens is a multiple of 8."""
+    Granite or a Nemotron with Mamba-2 whose number of tokens is a multiple of 8, a Llama 4 with the usual frames and
+    factors."""
     if isinstance(case, Case):
         return dataclasses.replace(case, pattern=6) if case.architecture == "gemma3" else case
+    if case.architecture == "llama4":
+        own = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+        return dataclasses.replace(case, config={**case.config, **own})
     if case.model in ("GraniteMoeHybrid", "NemotronH"):
         names = {"model.embed_tokens.weight", "model.embeddings.weight", "lm_head.weight"} & set(case.weights)
         rows = -(-case.config["vocab_size"] // 8) * 8

@@ -395,7 +395,7 @@ def load(
     kind = transformers.AutoModelForCausalLM.from_config
     if isinstance(case, Family):
         headed = getattr(transformers, f"{case.model}LMHeadModel", Headed)
-        name = case.model.removesuffix("Text") if case.architecture == "gemma3n" else case.model
+        name = case.model.removesuffix("Text") if case.architecture in ("gemma3n", "llama4") else case.model
         kind = getattr(transformers, f"{name}ForCausalLM", headed)._from_config
     elif case.target:
         kind = transformers.Gemma4AssistantForCausalLM._from_config

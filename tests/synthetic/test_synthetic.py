@@ -44,6 +44,7 @@ PUBLISHED = {
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
     "qwen3-30b-a3b": 30_532_122_624,
+    "llama4-scout": 107_769_861_120,  # the text model alone, as built by ``transformers``
 }
 
 # As their cards round them, in billions (the smaller ones count the parts that see and hear).
@@ -71,6 +72,7 @@ MIXTURE = (
     "lfm2moe",
     "nemotron_h_moe",
     "kimi-linear",
+    "llama4",
 )
 MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 
@@ -250,9 +252,9 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     )
     assert ("blk.0.attn_q.bias" in made.tensors) == (arch in ("qwen2", "gpt-oss", "glm4moe"))
     assert (f"{arch}.attention.sliding_window" in meta) == (
-        arch in ("gemma3", "gemma3n", "gpt-oss", "deepseek4", "step35", "cohere2") or gemma is not None
+        arch in ("gemma3", "gemma3n", "gpt-oss", "deepseek4", "step35", "cohere2", "llama4") or gemma is not None
     )
-    assert ("rope_freqs.weight" in made.tensors) == (arch == "llama" or gemma is not None)
+    assert ("rope_freqs.weight" in made.tensors) == (arch in ("llama", "llama4") or gemma is not None)
     assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2", "cohere2"))
     assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE or name.endswith("-moe"))
     recurrent = (*HYBRID, *MAMBA, "kimi-linear")

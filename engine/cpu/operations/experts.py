@@ -30,7 +30,7 @@ class ExpertOperations(ProductOperations):
         ids, weights = self._route(experts, logits, tokens)
         pairs = self._pairs(ids, experts.n_expert)
         self._scale(experts, ids, weights)
-        y, shared = self._outputs(experts, x, ids, pairs), _NOTHING
+        (y, weights), shared = self._outputs(experts, x, ids, weights, pairs), _NOTHING
         if experts.shared is not None:
             others: list[Matrix] = present(*experts.shared[:2])
             *gate, up = self.matmul(x, *others)
@@ -50,7 +50,7 @@ class ExpertOperations(ProductOperations):
     def sum_experts(
         self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray, weights: np.ndarray
     ) -> np.ndarray:
-        y = self._outputs(experts, x, ids, self._pairs(ids, experts.n_expert))
+        y, weights = self._outputs(experts, x, ids, weights, self._pairs(ids, experts.n_expert))
         return self._join(_NOTHING, y, weights, _NOTHING, _NOTHING)
 
     def _route(
@@ -79,14 +79,25 @@ class ExpertOperations(ProductOperations):
             self.do(mixture.scale_weights, ids, experts.scales, weights, items=ids.shape[0], ns=ns, joined=True)
 
     def _outputs(
-        self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray, pairs: Pairs
-    ) -> np.ndarray:
-        """The output of the expert of each pair, float32 [pairs, n_embd]."""
+        self,
+        experts: Experts[np.ndarray, Matrix],
+        x: np.ndarray,
+        ids: np.ndarray,
+        weights: np.ndarray,
+        pairs: Pairs,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The output of the expert of each pair, float32 [pairs, n_embd], and the weights of the outputs, float32 [rows,
+        n_used]."""
         stacks: list[Matrix] = present(experts.gate, experts.up)
         *gate, up = self._expert_products(x, pairs, *stacks)
         if experts.gate is not None:
             self._finish(gate[0], ids, experts.gate_scale, experts.gate_bias)
         self._finish(up, ids, experts.up_scale, experts.up_bias)
+        if experts.weighs_inputs:
+            ones, ns = self.empty(weights.shape), 0.2 * up.shape[1]
+            given = gate[0] if gate else _NOTHING, up, weights, ones
+            self.do(mixture.weigh_products, *given, items=up.shape[0], ns=ns)
+            weights = ones
         quantized = None
         if isinstance(experts.down, Records):
             # One operation, because 16 threads wait for each other after each.
@@ -97,7 +108,7 @@ class ExpertOperations(ProductOperations):
             act = self.activate(experts.activation, gate[0] if gate else None, up)
         (y,) = self._expert_products(act, pairs, experts.down, quantized=quantized)
         self._finish(y, ids, experts.down_scale, experts.down_bias)
-        return y
+        return y, weights
 
     def _join(
         self, residual: np.ndarray, y: np.ndarray, weights: np.ndarray, shared: np.ndarray, last: np.ndarray

@@ -6,6 +6,8 @@ Formula: of a row's logits l [n_expert] the n_used largest are chosen, the lower
     y = residual + (sum_s w_s * expert_s(x) (+ sigmoid(l_shared) * shared(x), or + shared(x))).
     ``engine/cpu/products/router.py`` has other laws of the choice.  A product of an expert may have a scale and a bias:
     fma(product, scale, bias), product * scale, or product + bias.
+    Where weights are those of inputs (Llama 4), the products with gate and up, which are linear, are multiplied by w_s, and
+    the sum takes w_s = 1.
 Shapes: logits float32 [rows, n_expert (+ 1, the last one the shared network's)]; ids int32, weights float32 [rows, n_used],
     largest first.  A *pair* is a row and one of its experts: pair = row * n_used + s.  ``order`` int32 [pairs] lists the
     pairs by expert; group g consists of those at [starts[g], starts[g + 1]), which use expert used[g].  The matrices of all
@@ -92,6 +94,23 @@ def finish_products(y, ids, scales, biases, first, last):
         else:
             for i in range(own.size):
                 own[i] = own[i] + biases[e, i]
+
+
+@njit(cache=True, error_model="numpy")
+def weigh_products(gate, up, weights, ones, first, last):
+    """gate and up times the weight of the pair for the pairs [first, last), in place, and the pair's element of ones is 1:
+    gate, up float32 [pairs, n], gate [0, 0] if there is none; weights, ones float32 [rows, n_used]."""
+    for pair in range(first, last):
+        t, s = pair // weights.shape[1], pair % weights.shape[1]
+        weight = weights[t, s]
+        ones[t, s] = f32(1.0)
+        if gate.size > 0:
+            own = gate[pair]
+            for i in range(own.size):
+                own[i] = own[i] * weight
+        own = up[pair]
+        for i in range(own.size):
+            own[i] = own[i] * weight
 
 
 @njit(cache=True, error_model="numpy")

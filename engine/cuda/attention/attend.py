@@ -22,6 +22,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CHUNK, GROUP, CacheType
+from engine.cache.window import longest
 from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, combine_quantize, padded
 from engine.cuda.attention.join import join_chunks
 from engine.cuda.attention.sight import sight
@@ -109,9 +110,10 @@ class Geometry:
 
 
 def partials(n_ctx: int, window: int) -> int:
-    """The most chunks that one row of a context of ``n_ctx`` positions sees; a window may begin inside a chunk."""
-    chunks = -(-n_ctx // CHUNK)
-    return min(chunks, (window + CHUNK - 2) // CHUNK + 1) if window > 0 else chunks
+    """The most chunks that one row of a context of ``n_ctx`` positions sees; a window may begin inside a chunk, and a
+    frame is within one or begins with one."""
+    chunks, most = -(-n_ctx // CHUNK), longest(window)
+    return min(chunks, (most + CHUNK - 2) // CHUNK + (1 if window > 0 else 0)) if most else chunks
 
 
 def parts_of(rows: int, group: int, tasks: int, mixed: bool) -> int:

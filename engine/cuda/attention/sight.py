@@ -1,7 +1,8 @@
-"""What a row of attention sees: the positions of a window that ends at its last position, or those of a span.
+"""What a row of attention sees: the positions of a window or a frame that ends at its last position, or those of a span.
 
-Formula: for a place p, the last position that the row sees: first = max(0, p - window + 1), or -window if the window is not
-    positive; for a span, first = max(0, p + cut - window + 1) (``engine/ops/spans.py``).
+Formula: for a place p, the last position that the row sees: first = max(0, p - window + 1); with a number that is not positive
+    (``engine/cache/window.py``) the beginning of a frame, 0 or 1.  For a span, first = max(0, p + cut - window + 1)
+    (``engine/ops/spans.py``).
 Shapes: a place or a span is int32.
 Who owns what: a thread computes what it needs.
 Reduction order: none.
@@ -11,6 +12,7 @@ Bytes moved: none.
 import numpy as np
 
 from engine.cache.types import CHUNK
+from engine.cache.window import NOT_FIRST
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.ops.spans import CUT_BITS, MOST_CUT
@@ -21,7 +23,10 @@ I = np.int32  # noqa: E741
 @device
 def first_visible(position, window):
     """The first position that the row at ``position`` sees."""
-    return max(I(0), I(position - window + 1)) if window > 0 else I(-window)
+    if window > 0:
+        return max(I(0), I(position - window + 1))
+    # A frame, as the bits of its beginning; or no window, perhaps without position 0.
+    return I(position & window) if window < NOT_FIRST else I(-window)
 
 
 @device

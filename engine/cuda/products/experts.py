@@ -107,6 +107,30 @@ def make_finish(finish: Finish) -> tuple[DeviceFunction, DeviceFunction]:
     return load, apply
 
 
+@kernel(F32P, F32P, F32P, F32P, i32, threads=256)
+def weigh_products(gated: bool) -> KernelCode:
+    """gate, if ``gated``, and up float32 [pairs, n] times the weights [pairs], in place, and ones [pairs] = 1.
+
+    Grid: (pairs, ceil(n / 256)).
+    """
+
+    @cuda.jit
+    def weigh_products(gate, up, weights, ones, n):
+        let_next_begin()
+        pair, i = I(cuda.blockIdx.x), I(cuda.blockIdx.y * 256 + cuda.threadIdx.x)
+        at = np.int64(pair) * n + i
+        wait_for_inputs()
+        weight = weights[pair]
+        if i == 0:
+            ones[pair] = f32(1.0)
+        if i < n:
+            if gated:
+                gate[at] = gate[at] * weight
+            up[at] = up[at] * weight
+
+    return weigh_products
+
+
 # --- products --------------------------------------------------------------------------------------------------
 
 

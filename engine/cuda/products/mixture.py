@@ -7,7 +7,8 @@ for several rows: five launches.  With units of 32 in all matrices a single row 
 and up, activation and int8; down; join.  This holds for every law of the choice, activation, factor and bias, and for the
 usual formats and sizes: the router is float32, gate and up have one unit, the shared network has the formats and the size of
 the experts, and the router's input is a norm of the array that is normalized for the experts.  Other models take more
-launches.
+launches.  Where weights are those of inputs, a launch more multiplies gate and up by them, and their activation is not in the
+launch that computes them.
 
 The launches of a pass of more than ``NARROW_ROWS`` rows: the router's product and route; sorting pairs by expert; int8; gate
 and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
@@ -96,10 +97,13 @@ class MixtureLaunches:
         units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
         together = self._joins == (experts.shared is not None)
         ready: Int8 | None = None
-        if self._rows == 1 and together and not self._routed and self._can_activate(down.columns):
+        weighs = experts.weighs_inputs
+        if self._rows == 1 and together and not self._routed and not weighs and self._can_activate(down.columns):
             ready = self._gate_up(others, ends, logits)
         else:
             *gate, up = self._products(stacks, others[:-1], ends, self._activations, False, logits)
+            if weighs:
+                self._weigh(gate[0] if gate else None, up)
             act = Gated(gate[0] if gate else None, up, experts.activation)
             size = (down.format.name, units, n_rows, experts.n_used, self._joins)
             if self._rows == 1 and together and self._residual is not None and join.can_join(*size):
@@ -206,6 +210,16 @@ class MixtureLaunches:
             arguments = (stacks[first], x, self._ids, factor, bias, stacks[first].columns, n_rows, outs[first])
             recorder.launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, result=outs[first])
         return outs
+
+    def _weigh(self, gate: Tensor | None, up: Tensor) -> None:
+        """Record the products with gate and up times the weights of their pairs; the outputs of experts then have none."""
+        recorder, n = self._recorder, up.shape[1]
+        ones = recorder.empty(self._weights.shape)
+        written = {"gate": gate, "up": up, "ones": ones} if gate else {"up": up, "ones": ones}
+        arguments = gate or 0, up, self._weights, ones, n
+        kernel = kernels.weigh_products(gate is not None)
+        recorder.launch(kernel, (self._pairs, -(-n // 256)), 256, arguments, **written)
+        self._weights = ones
 
     def _can_activate(self, n_ff: int) -> bool:
         """Whether one launch computes gate, up and the activation of a single row, as int8 for down."""

@@ -66,7 +66,7 @@ def read_latent(m: Metadata) -> LatentConfig:
         rope = replace(rope, magnitude=m.number("rope.scaling.attn_factor", 1.0, 0.0, 1e3))
     s = m.number("attention.temperature_scale", 0.0, 0.0, 1e3)
     original = m.integer("rope.scaling.original_context_length", m.n_ctx_train, 1, MAX_CONTEXT)
-    temperature = (s, m.integer("attention.temperature_length", original, 1, MAX_CONTEXT)) if s else None
+    temperature = (s, m.integer("attention.temperature_length", original, 1, MAX_CONTEXT), 0) if s else None
     # `transformers` does not save that V2-Lite has no query rank.  A file that is converted from such a copy has the rank of
     # V2.
     direct = "blk.0.attn_q.weight" in m.gguf.tensors

@@ -17,7 +17,7 @@ def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
     rope, s = m.rope(neox=False), m.number("attention.temperature_scale", 0.0, 0.0, 1e3)
     original = m.integer("rope.scaling.original_context_length", m.n_ctx_train, 1, MAX_CONTEXT)
-    temperature = (s, original) if s else None
+    temperature = (s, original, 0) if s else None
     return m.model(lambda il: LayerConfig(m.attention(il, rope, temperature=temperature), m.dense(il)))
 
 

@@ -16,6 +16,7 @@ if not SIMULATED:
 
 from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import CHUNK, F16, F32, GROUP, Types, cache_type
+from engine.cache.window import frames, longest
 from engine.cpu import attention as mirror
 from engine.cpu import glu, integer_cache
 from engine.cpu.products.quantize import quantize_rows
@@ -83,7 +84,7 @@ def agree(
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, mixed = len(positions), slots is not None
     ends, of_rows = ends_of(positions, slots or [1] * rows), np.array(slots or [1] * rows, np.int32)
-    cache = filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, window), rows, F16 if half else F32, rng)
+    cache = filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, longest(window)), rows, F16 if half else F32, rng)
     keys, values = cache.keys, cache.values
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
@@ -201,10 +202,22 @@ def test_windows(window: int, positions: list[int]) -> None:
     agree(positions, 1, 1, 4, 4, window=window, early=True)
 
 
+@pytest.mark.parametrize(("positions", "window"), few([([159, 160], -32), ([141, 138, 127, 130], -64)]))
+def test_frames(positions: list[int], window: int) -> None:
+    """Rows of two frames, which begin in the middle of a chunk, or with one."""
+    agree(positions, 1, 1, 4, 4, window=window, early=True)
+
+
 @pytest.mark.parametrize("window", [0, 1, 2, 3, 32, 63, 64, 65, 66, 128, 500])
 def test_partials_are_as_many_as_a_row_can_see(window: int) -> None:
     seen = [p // CHUNK - (max(0, p - window + 1) if window else 0) // CHUNK + 1 for p in range(1000)]
     assert attention.partials(1000, window) == max(seen)
+
+
+@pytest.mark.parametrize("size", [1, 2, 32, 64, 128, 512, 1024])
+def test_partials_of_frames(size: int) -> None:
+    seen = [p // CHUNK - p // size * size // CHUNK + 1 for p in range(1000)]
+    assert attention.partials(1000, frames(size)) == max(seen)
 
 
 def test_positions_that_do_not_follow_one_another() -> None:

@@ -12,6 +12,7 @@ if not SIMULATED:
 
 from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, Types
+from engine.cache.window import longest
 from engine.cpu import attention as mirror
 from engine.cpu import quantized_cache
 from engine.cuda.attention import attend as attention
@@ -92,7 +93,7 @@ def agree(
     rows, d_v, mixed = len(positions), d_v or d_k, slots is not None
     k, v = (CACHE_TYPES[name] for name in types.split())
     ends, of_rows = ends_of(positions, slots or [slot] * rows), np.array(slots or [slot] * rows, np.int32)
-    cache = filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    cache = filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, longest(window)), rows, Types(k, v), rng)
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
@@ -193,9 +194,9 @@ def test_rows_of_several_sequences(types: str, n_head: int, tasks: int, window: 
     agree(types, positions, n_head, 1, 32, tasks=tasks, window=window, splits=splits, slots=slots, seed=tasks)
 
 
-@pytest.mark.parametrize(("positions", "window"), [([2, 3], 1), ([191, 192], 1), ([191, 192], 70)])
+@pytest.mark.parametrize(("positions", "window"), [([2, 3], 1), ([191, 192], 1), ([191, 192], 70), ([159, 160], -32)])
 def test_windows(positions: list[int], window: int) -> None:
-    """Pages have been used again where the positions are larger than the window."""
+    """Pages have been used again where the positions are larger than the window; the last rows are of two frames."""
     agree("q8_0 q8_0", positions, 1, 1, 32, window=window)
 
 

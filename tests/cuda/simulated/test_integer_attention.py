@@ -12,6 +12,7 @@ if not SIMULATED:
 
 from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import CACHE_TYPES, CHUNK, Types
+from engine.cache.window import longest
 from engine.cpu import glu, integer_cache
 from engine.cpu import integer_attention as mirror
 from engine.cpu.attention import NO_PARTS
@@ -45,7 +46,7 @@ class Case:
         self.rows, slots = len(positions), slots or [1] * len(positions)
         self.n_head, self.n_head_kv, self.d_k, self.d_v, self.window = n_head, n_head_kv, d_k, d_v, window
         ends = [0, end] if end else ends_of(positions, slots)
-        self.cache = self._filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, window))
+        self.cache = self._filled(ends, AttentionCacheSpec(n_head_kv, d_k, d_v, longest(window)))
         self.at = np.array(positions, np.int32)
         q = rng.normal(size=(self.rows, n_head, d_k)).astype(np.float32) * np.float32(2)
         block = of.block(d_k)
@@ -152,10 +153,10 @@ def test_groups_of_chunks() -> None:
     tiles_agree("i8", [100, 190, 191, 192, 256, 330], 4, 1, 32, warps=2)
 
 
-@pytest.mark.parametrize(("name", "start"), few([("i8", 250), ("i12", 310)]))
-def test_windows(name: str, start: int) -> None:
-    """A first chunk in the middle of a group, and a chunk that some rows do not see at all."""
-    tiles_agree(name, [*range(start, start + 12)], 2, 1, 32, window=70, warps=2)
+@pytest.mark.parametrize(("name", "start", "window"), few([("i8", 250, 70), ("i8", 282, -32), ("i12", 310, 70)]))
+def test_windows(name: str, start: int, window: int) -> None:
+    """A first chunk in the middle of a group, and a chunk that some rows do not see at all; rows of two frames."""
+    tiles_agree(name, [*range(start, start + 12)], 2, 1, 32, window=window, warps=2)
 
 
 @pytest.mark.parametrize(("name", "gated"), few([("i8", True), ("i12", False)]))
@@ -249,3 +250,9 @@ def test_windows_and_sinks_of_steps(name: str) -> None:
     sinks = np.array([-3e38, 3e38, 0.5, -2], np.float32)
     # The last two rows begin a chunk after the others, and are in the second half of the pairs of a warp.
     steps_agree(name, [*range(257, 263)], 4, 2, 32, window=70, sinks=sinks)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["i8", "i12"])
+def test_frames_of_steps(name: str) -> None:
+    steps_agree(name, [*range(285, 291)], 4, 2, 32, window=-32)

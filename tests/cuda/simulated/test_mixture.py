@@ -36,6 +36,10 @@ STEP = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join
 STEP_OF_32 = ["rms_norm_router", "gate_up", "down", "join"]
 STEP_JOINED = ["rms_norm_router", "matmul_experts", "matmul_join"]
 
+STEP_WEIGHED = ["rms_norm_router", "matmul_experts", "weigh_products", "quantize", "down", "join"]
+
+WEIGHED: dict[str, Any] = {"weighs_inputs": True}
+LLAMA4: dict[str, Any] = {"gating": "sigmoid", "shared_gated": False, "normalized": False} | WEIGHED
 GLM: dict[str, Any] = {"gating": "sigmoid", "shared_gated": False, "weight_scale": 2.5}
 DEEPSEEK: dict[str, Any] = {
     "gating": "sqrt_softplus",
@@ -56,6 +60,8 @@ DEEPSEEK: dict[str, Any] = {
                 lambda: experts_of("Q8_0 Q8_0 Q4_K", 4, 2, 32, 256, "selection", "Q8_0 Q8_0 Q4_K", **GLM, n_group=2),
                 STEP_JOINED,
             ),
+            # Llama 4
+            (lambda: experts_of("Q8_0 Q8_0 Q5_0", 3, 1, 32, 32, "", "Q8_0 Q8_0 Q5_0", **LLAMA4), STEP_WEIGHED),
             # Nemotron, from a file of NVFP4
             (lambda: experts_of("NVFP4 NVFP4 NVFP4", 4, 1, 64, 64, "scale", activation=RELU2, gating="sigmoid"), STEP),
             (
@@ -77,6 +83,14 @@ DEEPSEEK: dict[str, Any] = {
             (
                 lambda: experts_of("Q8_0 Q8_0 Q4_K", 3, 2, 32, 256, "bias", "Q8_0 Q8_0 Q4_K", activation=XIELU),
                 STEP_JOINED,
+            ),
+            (
+                lambda: experts_of("Q4_K Q4_K Q6_K", 3, 2, 256, 256, "scale", "Q4_K Q4_K Q6_K", **LLAMA4),
+                ["rms_norm_router", "matmul_experts", "weigh_products", "matmul_join"],
+            ),
+            (
+                lambda: experts_of("Q8_0 Q4_1 F16", 5, 3, 32, 40, "", activation=RELU2, gating="sigmoid", **WEIGHED),
+                None,
             ),
             # DeepSeek-V4's first layers
             (

@@ -13,6 +13,7 @@ if not SIMULATED:
 
 from engine.cache.kv import AttentionCacheSpec
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, Types
+from engine.cache.window import longest
 from engine.cpu import attention as mirror
 from engine.cpu import glu, quantized_cache
 from engine.cuda.attention import tiled as tiled_attention
@@ -53,7 +54,7 @@ def agree(
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), end or max(positions) + 1
     k, v = (CACHE_TYPES[name] for name in types.split())
-    cache = filled([0, end], AttentionCacheSpec(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    cache = filled([0, end], AttentionCacheSpec(n_head_kv, d_k, d_v, longest(window)), rows, Types(k, v), rng)
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
@@ -126,10 +127,22 @@ def test_large_quantized_heads() -> None:
     agree([*range(60, 70)], 1, 1, 256, 256, types="q4_0 q8_0", own=4, threads=128)
 
 
-@pytest.mark.parametrize(("start", "types"), few([(250, "f16 f16"), (250, "q8_0 q4_0"), (0, "f16 f16")]))
-def test_windows(start: int, types: str) -> None:
-    """A chunk that some rows of a tile do not see at all, one whose end they see, and one that has left the window."""
-    agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
+@pytest.mark.parametrize(
+    ("start", "types", "window"),
+    few(
+        [
+            (250, "f16 f16", 70),
+            (272, "f16 f16", -32),
+            (250, "q8_0 q4_0", 70),
+            (0, "f16 f16", 70),
+            (184, "q8_0 q4_0", -64),
+        ]
+    ),
+)
+def test_windows(start: int, types: str, window: int) -> None:
+    """A chunk that some rows of a tile do not see at all, one whose end they see, and one that has left the window; rows of
+    two frames."""
+    agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=window)
 
 
 @pytest.mark.parametrize(
