@@ -2,7 +2,8 @@
 
 Formula: y[i] = fma((x[i] - m) * r, weight[i], bias[i]), or ((x[i] - m) * r) * weight[i] without a bias, with m = sum(x) / n
     and r = 1 / sqrt(sum((x - m)^2) / n + eps), NaN where a sum overflows.
-Shapes: x float32 [rows, n], weight, bias float32 [n], y float32 [rows, n].
+Shapes: x float32 [rows, n], weight, bias float32 [n], y float32 [rows, n].  Without a bias, weight may be [m, n]: row t uses
+    row t mod m of it, as where rows are heads that have weights of their own.
 Who owns what: an item is a row.
 Reduction order: that of ``engine/cpu/rms_norm.py`` for both sums.  Chain c of 256 owns i with i % 256 == c, in rising i: one
     chain + x each, then one fma(x - m, x - m, chain) each; then the halving tree (c0 + c128, c1 + c129, ...), (0 + 64, ...),
@@ -62,15 +63,17 @@ def inverse_deviation(x, mean, eps, chains):
 
 @njit(cache=True, error_model="numpy")
 def layer_norm(x, weight, bias, eps, y, first, last):
-    """y = normalized x for the rows [first, last); x, y float32 [rows, n], weight float32 [n], bias float32 [n], or [0] for
-    none."""
+    """y = normalized x for the rows [first, last); x, y float32 [rows, n], weight float32 [n], or [m * n] without a bias,
+    bias float32 [n], or [0] for none."""
+    n = x.shape[1]
     chains = np.empty(NORM_CHAINS, np.float32)
     for t in range(first, last):
         mean = mean_of(x[t], chains)
         r = inverse_deviation(x[t], mean, eps, chains)
         if bias.size == 0:
-            for i in range(weight.size):
-                y[t, i] = (x[t, i] - mean) * r * weight[i]
+            own = weight[t % (weight.size // n) * n :]
+            for i in range(n):
+                y[t, i] = (x[t, i] - mean) * r * own[i]
         else:
-            for i in range(weight.size):
+            for i in range(n):
                 y[t, i] = fma((x[t, i] - mean) * r, weight[i], bias[i])

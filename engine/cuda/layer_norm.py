@@ -3,7 +3,7 @@
 Formula: y[i] = fma((x[i] - m) * r, weight[i], bias[i]), or ((x[i] - m) * r) * weight[i] without a bias, with m = sum(x) / n
     and r = 1 / sqrt(sum((x - m)^2) / n + eps), NaN where a sum overflows.
 Shapes: x float32 [rows, n], weight, bias float32 [n], y float32 [rows, n] or int8 as in
-    ``engine/cuda/products/quantize.py``.
+    ``engine/cuda/products/quantize.py``.  Without a bias, weight may be [m, n]: row t uses row t mod m of it.
 Who owns what: a block of 256 threads owns a row, or one of several parts of the work on a row once m and r are known: each
     part computes them again.  A thread holds its chain's elements of the row in registers.
 Reduction order: that of ``engine/cpu/rms_norm.py`` for both sums.  Chain c of 256 owns i with i % 256 == c, in rising i: one
@@ -71,8 +71,8 @@ def _make_apply(biased: bool) -> DeviceFunction:
 
 
 @kernel(F32P, F32P, F32P, f32_t, F32P, threads=256)
-def layer_norm(n: int, biased: bool) -> KernelCode:
-    """y = normalized x.  Grid: (rows,)."""
+def layer_norm(n: int, biased: bool, m: int = 1) -> KernelCode:
+    """y = normalized x, with weights [m, n].  Grid: (rows,)."""
     n_x, own_of, _ = make_row(n)
     width = norm_width.py_func(n)
     moments, apply = _make_moments(n), _make_apply(biased)
@@ -86,6 +86,8 @@ def layer_norm(n: int, biased: bool) -> KernelCode:
         wait_for_inputs()
         own_of(advance(x, row), own)
         mean, r = moments(own, eps, chains)
+        if m > 1:
+            weight = advance(weight, I(cuda.blockIdx.x % m) * n)
         thread = I(cuda.threadIdx.x)
         if thread < width:
             for k in range(n_x):

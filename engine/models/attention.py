@@ -25,6 +25,7 @@ class Attention(Mixer):
     inputs: the linear layers that compute q, k and v, or only q and k, which is then also v.
     heads: the parameters of attention.
     row_norms: the weights of the norms of whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or empty.
+    centered: whether these are instead weights of layer norms of each head.
     table: float32 [n_ctx, 2, n_rot / 2], cosines and sines by position; None: there is no rotation.
     gate: the linear layer that computes a gate for each head; None: there are no such gates.
     value_scale: a factor of the result.
@@ -36,6 +37,7 @@ class Attention(Mixer):
     table: Array | None
     gate: Linear | None = None
     value_scale: float = 1.0
+    centered: bool = False
 
     def mix(self, ops: Ops, a: Value, memory: AttentionCache[Array], batch: Batch[Array]) -> Value:
         """Store keys and values in ``memory`` and compute attention for the normalized rows a [rows, n_embd].
@@ -80,7 +82,11 @@ class Attention(Mixer):
         ops.remember(self.heads, k, v[0] if v else k, memory, batch, self.table)
 
     def _normalized(self, ops: Ops, x: Array, which: int) -> Array:
-        return ops.plain(ops.rms_norm(x, self.row_norms[which], self.heads.eps))
+        weight, eps = self.row_norms[which], self.heads.eps
+        if not self.centered:
+            return ops.plain(ops.rms_norm(x, weight, eps))
+        rows, n, d = *x.shape, self.heads.d_k
+        return ops.plain(ops.layer_norm(x.reshape(rows * n // d, d), weight, None, eps)).reshape(rows, n)
 
 
 def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attention:
@@ -90,11 +96,12 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
     names = ("attn_q", "attn_k") if c.keys_are_values else ("attn_q", "attn_k", "attn_v")
     inputs = loader.linears(blk, names, "attn_qkv", rows[: len(names)], c.n_in or n_embd)
-    norms = {"q_norm": rows[0], "k_norm": rows[1]} if c.norm == "rows" else dict.fromkeys(("q_norm", "k_norm"), c.d_k)
+    centered = c.norm == "centered heads"
+    by_row = centered or c.norm == "rows"
+    norms = {"q_norm": c.n_head, "k_norm": c.n_head_kv} if by_row else dict.fromkeys(("q_norm", "k_norm"), 1)
     weights = (
         {name: _norm_weights(loader, c, f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
     )
-    by_row = c.norm == "rows"
     biases = [layer.bias for layer in inputs if layer.bias is not None]
     # The rotation kernel can add all three biases, but a norm of whole rows must come after the biases.
     fused = len(biases) == 3 and not by_row
@@ -119,9 +126,11 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
     gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd) if c.head_gates else None
     row_norms = list(weights.values()) if by_row else []
-    return Attention(output, inputs, heads, row_norms, loader.table(c.rope), gate, c.value_scale)
+    return Attention(output, inputs, heads, row_norms, loader.table(c.rope), gate, c.value_scale, centered)
 
 
 def _norm_weights(loader: Loader, config: AttentionConfig, name: str, n: int) -> Array:
-    """The n weights of a norm of queries or keys, which are 1 if it has none."""
-    return loader.vector(name, n) if config.norm_weights else loader.ops.upload(np.ones(n, np.float32))
+    """The weights of a norm of queries or keys of n heads, one after another, which are 1 if it has none."""
+    shape = (n, config.d_k) if config.norm == "centered heads" else (n * config.d_k,)
+    weights = loader.array(name, *shape) if config.norm_weights else np.ones(shape, np.float32)
+    return loader.ops.upload(weights.reshape(-1))

@@ -17,7 +17,8 @@ class AttentionConfig(MixerConfig):
     rope: the rotation of queries and keys; None: there is no rotation.
     window: the number of latest positions that a token sees, its own included; 0: all.
     norm: how queries and keys are normalized: "" for no norm, "heads" for each head separately, "rotated heads" for each head
-        separately after its rotation, "rows" for all heads of a row together.
+        separately after its rotation, "rows" for all heads of a row together, "centered heads" for each head separately by
+        layer_norm, with weights of its own.
     normed_values: whether heads of values are also normalized, without weights.
     keys_are_values: whether the layer has no matrix of values, and its keys, before norm and rotation, are also the values.
     value_scale: a factor of the results of attention.

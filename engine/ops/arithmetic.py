@@ -63,7 +63,9 @@ class Arithmetic(Protocol[A, V, M]):
 
     def layer_norm(self, x: A, weight: A, bias: A | None, eps: float) -> V:
         """(x - mean) / sqrt(variance + eps) * weight + bias for each row: x [rows, n], weight [n], bias [n], or None for no
-        bias.  Returns float32 [rows, n]."""
+        bias.  Without a bias, weight may be [m * n], m sets of weights: row t uses set t mod m.
+
+        Returns float32 [rows, n]."""
 
     def per_layer_inputs(self, m: A, e: A, weight: A, scale: float, eps: float) -> A:
         """(rms_norm(m * scale, weight, eps) + e) / sqrt(2) for each run of n elements (the per-layer embeddings of Gemma 3n):

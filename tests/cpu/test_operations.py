@@ -109,6 +109,13 @@ def test_a_layer_norm_has_the_documented_order(n: int) -> None:
         assert y.tobytes() == ((x - mean) * r * weight).tobytes()
 
 
+def test_a_layer_norm_of_heads_with_weights_of_their_own() -> None:
+    x, weights = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((6, 40), (3, 40)))
+    found = ops.layer_norm(x, weights.reshape(-1), None, 1e-5)
+    for t in range(6):
+        assert found[t].tobytes() == ops.layer_norm(x[t : t + 1], weights[t % 3], None, 1e-5).tobytes()
+
+
 def test_rms_norm_of_heads_is_that_of_rows() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32)
     weight = np.ones(64, np.float32)

@@ -346,7 +346,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (True, 512, 64, False, True, False),
     ],
     "lay_out": [()],
-    "layer_norm": [(4096, False), (768, True), (96, True)],
+    "layer_norm": [(4096, False), (768, True), (96, True), (128, False, 96)],
     "layer_norm_quantize": [
         (256, 4096, False),
         (32, 768, True),

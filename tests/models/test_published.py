@@ -236,6 +236,8 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
     reach = window // 2 if text.get("use_bidirectional_attention") else 0
     assert (mixer.window, mixer.reach) == (0 if reach else window, reach)
     assert mixer.framed == chunked
+    if published.kind == "cohere":
+        assert mixer.norm == ("centered heads" if text["use_qk_norm"] else "")
     if published.kind == "llama4":
         assert bool(mixer.norm) == (chunked and text["use_qk_norm"]) and (mixer.rope is not None) == chunked
         tuned = (pytest.approx(text["attn_scale"]), text["floor_scale"], 1)
@@ -346,7 +348,7 @@ def test_a_published_model(name: str) -> None:
         names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
         assert factors == pytest.approx((text[names[0]], text[names[1]], 1 / text[names[2]]))
     if "logit_scale" in text:
-        assert factors == (1.0, 1.0, text["logit_scale"])
+        assert factors == (1.0, 1.0, np.float32(text["logit_scale"]))
     types = published.types()
     for il, layer in enumerate(config.layers):
         check_mixer(published, layer.mixer, types[il])

@@ -69,10 +69,10 @@ CHANGES = {
         "tensors that a plain lfm2 model does not have: blk.0.shortconv.conv.bias; this variant is not supported.",
         tensors={"blk.0.shortconv.conv.bias": (96,)},
     ),
-    "norms of Command R+": Change(
+    "one norm for all heads": Change(
         "command-r",
-        "Command R+, which normalizes queries and keys, is not supported; use Command R or Command R7B.",
-        tensors={"blk.0.attn_q_norm.weight": (5, 16), "blk.0.attn_k_norm.weight": (1, 16)},
+        "tensor blk.0.attn_q_norm.weight has shape [16] where the metadata requires [5, 16]; the file is inconsistent.",
+        tensors={"blk.0.attn_q_norm.weight": (16,), "blk.0.attn_k_norm.weight": (16,)},
     ),
     "no window": Change("cohere2", "is 0, outside 1", keys={"attention.sliding_window": 0}),
     "frames": Change(

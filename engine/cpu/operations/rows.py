@@ -70,7 +70,7 @@ class RowOperations(SharedOperations):
         return y
 
     def layer_norm(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
-        y, n = self.empty(x.shape), weight.size
+        y, n = self.empty(x.shape), x.shape[1]
         given = x, weight, _NO_BIAS if bias is None else bias, f32(eps), y
         self.do(layer_norm.layer_norm, *given, items=x.shape[0], ns=20 + 0.6 * n)
         return y

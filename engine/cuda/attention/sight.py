@@ -1,7 +1,7 @@
 """What a row of attention sees: the positions of a window or a frame that ends at its last position, or those of a span.
 
-Formula: for a place p, the last position that the row sees: first = max(0, p - window + 1); with a number that is not positive
-    (``engine/cache/window.py``) the beginning of a frame, 0 or 1.  For a span, first = max(0, p + cut - window + 1)
+Formula: for a place p, the last position that the row sees: first = max(0, p - window + 1); with a number that is not
+    positive (``engine/cache/window.py``) the beginning of a frame, 0 or 1.  For a span, first = max(0, p + cut - window + 1)
     (``engine/ops/spans.py``).
 Shapes: a place or a span is int32.
 Who owns what: a thread computes what it needs.

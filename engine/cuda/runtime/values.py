@@ -85,7 +85,7 @@ class Normalized(Deferred):
 
 @dataclass
 class Centered(Deferred):
-    """layer_norm(x, weight, bias, eps): x [rows, n], weight [n], bias [n] or None."""
+    """layer_norm(x, weight, bias, eps): x [rows, n], weight [n] or [m * n], bias [n] or None."""
 
     x: Tensor
     weight: Tensor
@@ -107,11 +107,13 @@ class Centered(Deferred):
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that computes the value as float32."""
         rows, columns = self.shape
-        kernel = layer_norm.layer_norm(columns, self.bias is not None)
+        m = self.weight.size // columns
+        kernel = layer_norm.layer_norm(columns, self.bias is not None, *((m,) if m > 1 else ()))
         recorder.launch(kernel, (rows,), 256, (*self._given, out), result=out)
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
+        assert self.weight.size == self.shape[1], "weights of each head are for queries and keys"
         to = recorder.int8(unit, *self.shape, layout=layout)
         kernel = layer_norm.layer_norm_quantize(unit, self.shape[1], self.bias is not None, layout)
         recorder.launch(kernel, self.run_grid, quantize.RUN, (*self._given, *to), **to.outputs())

@@ -1,9 +1,10 @@
-"""Command R and Aya of Cohere: parallel layers, layer norms without biases, and a factor of the logits.  In later models
-(cohere2), three of four layers have a window, and only these layers rotate queries and keys.
+"""Command R, Command R+ and Aya of Cohere: parallel layers, layer norms without biases, and a factor of the logits.  In later
+models (cohere2), three of four layers have a window, and only these layers rotate queries and keys.
 
 Layer (llama.cpp, ``src/models/command-r.cpp`` and ``src/models/cohere2.cpp``)::
 
     n = layer_norm(x, attn_norm);  q, k, v = n Wq, n Wk, n Wv
+    q, k = layer_norm(q), layer_norm(k)                 only in Command R+: per head, with weights of its own
     q, k = rope(q), rope(k)                             in cohere2, only in layers with a window
     x = x + attention(q, k, v) Wo + swiglu(n Wgate, n Wup) Wdown
     logits = logit_scale * layer_norm(x, output_norm) Whead       after the last layer; Whead is the embedding
@@ -18,11 +19,9 @@ NORMS = Norms(before_network="")
 
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file of command-r."""
-    if "blk.0.attn_q_norm.weight" in m.gguf.tensors:
-        m.unsupported("Command R+, which normalizes queries and keys, is not supported; use Command R or Command R7B.")
-    rope = m.rope(neox=False)
+    rope, norm = m.rope(neox=False), "centered heads" if "blk.0.attn_q_norm.weight" in m.gguf.tensors else ""
     return m.model(
-        lambda il: LayerConfig(m.attention(il, rope), m.dense(il), NORMS, parallel=True),
+        lambda il: LayerConfig(m.attention(il, rope, norm=norm), m.dense(il), NORMS, parallel=True),
         norm="layer",
         logit_scale=m.number("logit_scale", 0.0) or 1.0,
     )
@@ -41,6 +40,6 @@ def read_cohere2(m: Metadata) -> ModelConfig:
 
 
 ARCHITECTURES = (
-    Architecture("command-r", "Command R, Aya 23, Aya Expanse", read, "transformers CohereForCausalLM"),
+    Architecture("command-r", "Command R and R+, Aya 23, Aya Expanse", read, "transformers CohereForCausalLM"),
     Architecture("cohere2", "Command R7B, Command A", read_cohere2, "transformers Cohere2ForCausalLM"),
 )

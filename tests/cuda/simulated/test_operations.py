@@ -288,6 +288,13 @@ def test_layer_norms(gpu: backend.Backend, n: int, biased: bool) -> None:
     same(computed(gpu, lambda: gpu.plain(gpu.layer_norm(a, w, b, 1e-5)))[0], cpu.layer_norm(x, norm, bias, 1e-5))
 
 
+def test_layer_norms_of_heads(gpu: backend.Backend) -> None:
+    """Three heads of two rows, each with weights of its own."""
+    x, weights = activations(6, 40) + F(0.5), activations(3, 40).reshape(-1)
+    a, w = gpu.upload(x), gpu.upload(weights)
+    same(computed(gpu, lambda: gpu.plain(gpu.layer_norm(a, w, None, 1e-5)))[0], cpu.layer_norm(x, weights, None, 1e-5))
+
+
 @pytest.mark.parametrize(("n", "name"), few([(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")], 2))
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_layer_norm_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, biased: bool) -> None:
