@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
@@ -133,7 +135,7 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
         shared_gated=e.shared_gated,
         gating=e.gating,
         normalized=e.normalized,
-        weight_scale=e.weight_scale,
+        weight_scale=e.weight_scale * (0.5 if e.averaged else 1.0),
         weighs_inputs=e.weighs_inputs,
         n_group=e.n_group,
         n_group_used=e.n_group_used,
@@ -154,7 +156,9 @@ def choice_of(loader: Loader, blk: str, e: ExpertsConfig) -> dict[str, Any]:
     n_embd, shared = loader.config.n_embd, None
     router = [loader.array(blk + "ffn_gate_inp.weight", e.n_expert, n_embd)]
     if e.n_ff_shared:
-        if e.shared_gated:
+        if e.averaged:
+            router.append(np.zeros(n_embd, np.float32))  # sigmoid(0) = 1 / 2
+        elif e.shared_gated:
             router.append(loader.array(blk + "ffn_gate_inp_shexp.weight", n_embd))
         gated = (e.shared_activation or e.activation).gated
         shared = (

@@ -86,6 +86,8 @@ class ExpertsConfig(NetworkConfig):
         further matrices; 0: they have the width of the residual stream.
     beside: a dense network whose result is added to that of the experts; None: there is none.
     tabled: whether the experts of each token are given by a table.
+    averaged: whether the result is half the sum of that of the experts and that of the shared network, which must be gated:
+        its gate is 1 / 2.
     weighs_inputs: whether the input of an expert is multiplied by its weight, instead of its output.
     """
 
@@ -106,6 +108,7 @@ class ExpertsConfig(NetworkConfig):
     beside: DenseConfig | None = None
     tabled: bool = False
     weighs_inputs: bool = False
+    averaged: bool = False
 
     def row_elements(self, n_embd: int) -> int:
         """An estimate of the number of elements per row of gate, up and result of each chosen expert, of the shared network

@@ -31,6 +31,7 @@ _CASED = (
 
 LINEAR = {
     r"\s+$": (r"(?<!\s)\s+$", "isolated"),
+    r"\d{1,3}(?=(?:\d{3})*\b)": (r"(?<!\d)\d{1,3}(?=(?:\d{3})*\b)|\G(?<=\d)\d{3}", "isolated"),
     r"(?=(\d{3})+(?!\d))": (r"(?<!\d)\d{1,2}(?=(?:\d{3})+(?!\d))\K\d{3}|\d{3}", "merged_with_next"),
 }
 """Published expressions whose search takes time in proportion to the square of a run of blanks or digits, with one that cuts
@@ -85,6 +86,7 @@ _DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[ä¸€-é¾
 _FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))
 _TEKKEN = PreTokenizer((_CASED % ("", "", r"\p{N}"),), whole_pieces=True, add_bos=True)
 _GPT4O = PreTokenizer((_CASED % (f"(?:{_CONTRACTION})?", f"(?:{_CONTRACTION})?", r"\p{N}{1,3}"),))
+_TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns))
 _SEED_CODER = PreTokenizer(
     (rf"(?:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
 )
@@ -145,6 +147,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         (_FALCON, "falcon"),
         (_TEKKEN, "tekken"),
         (_GPT4O, "gpt-4o llama4 kanana2 minimax-m2 talkie"),
+        (_TINY_AYA, "tiny_aya cohere2moe"),
         (_KIMI_K2, "kimi-k2"),
         (_SEED_CODER, "seed-coder"),
         (_EXAONE_MOE, "exaone-moe"),

@@ -262,7 +262,7 @@ def check_network(published: Published, il: int, network: NetworkConfig, kind: s
     if not count or il < dense or (il + 1) % text.get("interleave_moe_layer_step", 1):
         assert isinstance(network, DenseConfig)
         doubled = text.get("use_double_wide_mlp") and il >= published.n_layer - text["num_kv_shared_layers"]
-        width = text.get("intermediate_size_mlp", text["intermediate_size"])
+        width = published.first("intermediate_size_mlp", "prefix_dense_intermediate_size", "intermediate_size")
         width = width[il] if isinstance(width, list) else width * (2 if doubled else 1)
         if text.get("block_auto_adjust_ff_dim"):
             width = -(-2 * width // 3 // text["block_multiple_of"]) * text["block_multiple_of"]

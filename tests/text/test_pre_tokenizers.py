@@ -108,6 +108,10 @@ PUBLISHED: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
     "bailingmoe": ("inclusionAI/Ling-lite", (split(BAILING), BYTES)),
     "bailingmoe2": ("inclusionAI/Ling-mini-base-2.0", (split(BAILING), BYTES)),
     "chatglm-bpe": ("zai-org/glm-4-9b-chat", (split(TRIPLES), BYTES)),
+    "cohere2moe": (
+        "CohereLabs/tiny-aya-base and North-Mini-Code-1.0, as llama.cpp quotes them",
+        (split(r"\d{1,3}(?=(?:\d{3})*\b)"), split(cased(SUFFIX, r"\p{N}{1,3}")), BYTES),
+    ),
     "command-r": ("CohereLabs/c4ai-command-r-v01", (DIGITS, GPT2)),
     "dbrx": ("databricks/dbrx-base, microsoft/phi-4, allenai/OLMo-2-1124-7B", (removed(TRIPLES), BYTES)),
     "deepseek-llm": ("deepseek-ai/deepseek-llm-7b-base", DEEPSEEK_LLM),
