@@ -33,16 +33,24 @@ from engine.limits import DECODE_ROWS
 
 
 @dataclass
-class Blocks(Generic[A]):
-    """Compressed rows, or keys of an indexer, and the open block from which the next ones are computed.
+class PagedRows(Generic[A]):
+    """Compressed rows, or keys of an indexer.
 
     rows: float32, or uint16 for the bits of float16, [pages, 64, d]; [pages, d, 64] for the keys of an indexer.
     table: int32 [sequences, chunks]; row r of a sequence is in page ``table[sequence, r // 64]``.
-    pending: float32 [sequences, length, 2, overlap * d]; the values and scores of position p are in row p % length.
     """
 
     rows: A
     table: A
+
+
+@dataclass
+class Blocks(PagedRows[A]):
+    """Compressed rows, or keys of an indexer, and the open block from which the next ones are computed.
+
+    pending: float32 [sequences, length, 2, overlap * d]; the values and scores of position p are in row p % length.
+    """
+
     pending: A
 
 

@@ -1,13 +1,14 @@
-"""The indexer: which compressed rows a token attends to (DeepSeek-V3.2 and V4).
+"""The indexer: which positions (DeepSeek-V3.2) or compressed rows (V4) a token attends to.
 
 Formula: score_r = sum_h (w_h c) relu(q_h . k_r) for the rows r < n = (p + 1) // ratio that position p can see; the top_k rows
     with the largest scores are chosen, the lower row where scores are equal; all of them where there are no more.  An
-    infinite score becomes NaN.
+    infinite score becomes NaN.  Positions are rows with ratio 1.  ``ends``: the number of the last chosen position, min(p,
+    top_k - 1), up to which a row attends if what it has chosen is taken for a sequence.
 Shapes: q float32 [rows, n_head, d], rotated; w float32 [rows, n_head]; keys [pages, d, 64], float32 or float16, given as
     words uint32 [pages, words]; row r of a sequence is in page table[sequence, r // 64], table int32 [sequences, chunks];
     positions, sequences int32 [rows]; scores float32 [rows, 64 chunks]; chosen int32 [rows, top_k], numbers of rows of the
     sequence in rising order, -1 after the first min(n, top_k); the first is -1, too, if a score is not finite.
-Who owns what: an item of ``score`` is a row and one of ``PARTS`` parts of its chunks, of ``choose`` a row.
+Who owns what: an item of ``score`` is a row and one of ``PARTS`` parts of its chunks, of the others a row.
 Reduction order: q . k: one chain, fma from 0 in rising element; scores: fma(w_h * c, relu, score) from 0 in rising head.
     The choice compares integers that are ordered as the scores are, so any algorithm gives the same rows.
 Bytes moved: d * element size per visible row, 4 n for the choice.
@@ -22,7 +23,7 @@ from engine.cache.types import CHUNK
 from engine.compile.family import family
 from engine.cpu.lanes import ROWS, add_weighted, clear
 from engine.cpu.sample import order_key
-from engine.numerics import finite, fma, rectified
+from engine.numerics import finite, fma, rectified, stored_half
 
 f32 = np.float32
 i64 = np.int64
@@ -34,6 +35,26 @@ NAN_KEY = 0x7FFFFFFF
 """The key of NaN, above those of all numbers (``order_key``)."""
 
 _DIGITS = 256
+
+
+@njit(cache=True)
+def append_keys(x, positions, sequences, table, keys, first, last):
+    """Store the keys x float32 [rows, d] at their positions, for the rows [first, last); keys [pages, d, 64]."""
+    d = x.shape[1]
+    for t in range(first, last):
+        page, lane = keys[table[sequences[t], positions[t] // CHUNK]], positions[t] % CHUNK
+        for i in range(d):
+            if keys.itemsize == 2:
+                page[i, lane] = stored_half(x[t, i])
+            else:
+                page[i, lane] = finite(x[t, i])
+
+
+@njit(cache=True)
+def ends(positions, top_k, out, first, last):
+    """out int32 [rows]: the number of the last chosen position of each row."""
+    for t in range(first, last):
+        out[t] = min(positions[t], top_k - 1)
 
 
 @family

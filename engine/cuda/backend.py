@@ -561,8 +561,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         k_rope: Tensor,
         cache: LatentCache[Tensor],
         batch: Batch[Tensor],
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        given = q, q_rope, c, k_rope, cache, batch
+        given = q, q_rope, c, k_rope, cache, batch, chosen
         return latent_launches.latent_attention(self.recorder, latent, *given)
 
     def remember_latent(

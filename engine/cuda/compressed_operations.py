@@ -6,7 +6,7 @@ Shapes are described in ``engine/ops/arithmetic.py``; the recording in ``engine/
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.compressed import Blocks, CompressedCache
+from engine.cache.compressed import Blocks, CompressedCache, PagedRows
 from engine.cache.types import CHUNK
 from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cuda.products.grouped import Grouped, group_ids
@@ -130,6 +130,13 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         grid = (compressor.items(batch.rows, ratio, batch.mixed),)
         self.recorder.launch(kernel, grid, rounding.THREADS, arguments)
 
+    def keep_keys(self, x: Tensor, keys: PagedRows[Tensor], batch: Batch[Tensor]) -> None:
+        rows, d = x.shape
+        of_rows = (batch.positions, batch.sequences)
+        arguments = (x, d, *of_rows, keys.table, keys.table.shape[1], keys.rows)
+        kernel = indexer.append_keys(_is_half(keys.rows), batch.mixed)
+        self.recorder.launch(kernel, (-(-d // 128), rows), 128, arguments)
+
     def choose_rows(
         self,
         q: Tensor,
@@ -137,7 +144,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         factor: float,
         ratio: int,
         top_k: int,
-        keys: Blocks[Tensor],
+        keys: PagedRows[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
         (rows, n_head), stride = weights.shape, keys.table.shape[1]

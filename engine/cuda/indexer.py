@@ -1,4 +1,4 @@
-"""The indexer: which compressed rows a token attends to.
+"""The indexer: which positions or compressed rows a token attends to.
 
 Formula: ``engine/cpu/indexer.py``.
 Shapes: q float32 [rows, n_head, d]; w float32 [rows, n_head]; keys float32 or float16 [pages, d, 64], with the table int32
@@ -6,7 +6,8 @@ Shapes: q float32 [rows, n_head, d]; w float32 [rows, n_head]; keys float32 or f
     chosen int32 [rows, top_k].
 Who owns what: ``score``: a block of 256 threads owns a row of the pass and every ``PARTS``-th chunk; a lane two compressed
     rows of a chunk, a warp up to eight heads at a time, then a thread the sum over heads of one compressed row; ``choose``: a
-    block owns a row of the pass, a thread every 1024th compressed row to count, and a run of them to store.
+    block owns a row of the pass, a thread every 1024th compressed row to count, and a run of them to store; in
+    ``append_keys`` a thread owns an element of a key, in ``ends`` a row.
 Reduction order: that of ``engine/cpu/indexer.py``: one chain over d, one over heads.  Counts are integers, whose order does
     not matter.
 Bytes moved: d * element size per visible row, 4 n for the scores; about 80 n, from the cache of a multiprocessor, for the
@@ -20,6 +21,7 @@ from numba import cuda
 
 from engine.cache.types import CHUNK
 from engine.cpu.sample import order_key
+from engine.cuda.elements import setter
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -54,6 +56,47 @@ FLOATS = 8192
 
 THREADS = 1024
 """Threads of the block that chooses."""
+
+
+ENDS = 128
+"""Threads of a block of ``ends``."""
+
+
+@kernel(F32P, i32, I32P, I32P, I32P, i32, F32P, threads=128)
+def append_keys(half: bool, mixed: bool) -> KernelCode:
+    """Store keys x [rows, d] at their positions; ``mixed``: rows may belong to several sequences.
+
+    Arguments: x, d, positions, sequences, table, stride, keys [pages, d, 64].  Grid: (ceil(d / 128), rows).
+    """
+    put = setter(half)
+
+    @cuda.jit
+    def append_keys(x, d, positions, sequences, table, stride, keys):
+        let_next_begin()
+        t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 128 + cuda.threadIdx.x)
+        wait_for_inputs()
+        if i < d:
+            p, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
+            page = I(table[I(sequence * stride) + p // CHUNK])
+            put(keys, (np.int64(page) * d + i) * CHUNK + p % CHUNK, x[np.int64(t) * d + i])
+
+    return append_keys
+
+
+@kernel(I32P, i32, i32, I32P, threads=ENDS)
+def ends() -> KernelCode:
+    """The number of the last chosen position of each row.  Arguments: positions, top_k, rows, out.  Grid: (ceil(rows /
+    ``ENDS``),)."""
+
+    @cuda.jit
+    def ends(positions, top_k, rows, out):
+        let_next_begin()
+        t = I(cuda.blockIdx.x * ENDS + cuda.threadIdx.x)
+        wait_for_inputs()
+        if t < rows:
+            out[t] = min(I(positions[t]), I(top_k - 1))
+
+    return ends
 
 
 def heads_at_once(d: int) -> int:

@@ -98,12 +98,12 @@ class Compressed(Mixer):
         if self.indexer is not None and c.indexer is not None and memory.keys is not None:
             law = self.indexer.keys.law
             ops.compress(law, rest[2], rest[3], memory.keys, batch, self.table, True)
-            own, factor = c.indexer, 1.0 / (c.indexer.n_head * c.indexer.d) ** 0.5
+            own = c.indexer
             queries = ops.rotate_tail(others[0], own.n_head, batch, self.table)
             if c.rounded:
                 ops.round_rows(memory.keys, c.ratio, c.rope.n_rot, batch, True)
                 queries = ops.round_queries(queries, own.n_head)
-            chosen = ops.choose_rows(queries, rest[4], factor, c.ratio, own.top_k, memory.keys, batch)
+            chosen = ops.choose_rows(queries, rest[4], own.factor, c.ratio, own.top_k, memory.keys, batch)
         o = ops.attend_compressed(q, memory, batch, c.scale, self.sinks, c.ratio, chosen)
         o = ops.rotate_tail(o, c.n_head, batch, self.table, None, 0.0, True)
         return ops.grouped_matmul(o, self.output_a, c.n_group)

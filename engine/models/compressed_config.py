@@ -4,20 +4,9 @@ from dataclasses import dataclass
 
 from engine.cache.compressed import CompressedCacheSpec
 from engine.cache.types import CHUNK
+from engine.models.indexer_config import IndexerConfig
 from engine.models.mixer_config import MixerConfig
 from engine.models.rope_config import RopeConfig
-
-
-@dataclass(frozen=True)
-class IndexerConfig:
-    """An indexer, which selects ``top_k`` compressed rows for each token.
-
-    It has n_head heads of queries of d elements, and a key of d elements for each compressed row.
-    """
-
-    n_head: int
-    d: int
-    top_k: int
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,11 @@ o = attention of queries [Wk_b q, rope(q')] over the stored vectors, then Wv_b o
 This is the *absorbed* form: Wk_b is applied to the query of a head instead of to all latents, q . (Wk_b^T c) = (Wk_b q) . c,
 and Wv_b is applied to a weighted sum of latents instead of to each latent.  Prefill and decode both use this form, so that
 the bits are the same.
+
+With an indexer (DeepSeek-V3.2, 2025), a position also has a key, layer_norm(a Wk') of d elements, and a token attends to the
+top_k positions that it sees with the largest sum over h of (a Wproj)_h relu(q''_h . key) / sqrt(n_index d), where q'' =
+rms_norm(a Wq_a) Wq''; the first elements of keys and of q'' are rotated.  In files, these elements are in an order of the
+model: here they are the last ones, in pairs of neighbours, in keys and queries alike, which does not change their products.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +22,7 @@ from gguf.quants import dequantize
 from engine.arrays import Array, Batch, Matrix, Value
 from engine.cache.latent import LatentCache
 from engine.errors import ModelError
+from engine.models.indexer_config import IndexerConfig
 from engine.models.latent_config import LatentConfig
 from engine.models.linear import Linear, products
 from engine.models.loader import Loader
@@ -25,6 +31,45 @@ from engine.models.weights import join_rows
 from engine.ops.latent import Latent
 from engine.ops.operations import Ops
 from engine.ops.weight import Weight
+
+KEY_EPS = 1e-6
+"""The epsilon of the norm of an indexer's keys, for which files have no key."""
+
+
+@dataclass
+class PositionIndexer:
+    """The weights of an indexer, which selects positions.
+
+    queries: the linear layer of the queries, [n_head * d, q_rank].
+    keys: the linear layer of the keys, [d, n_embd].
+    norm, bias: float32 [d], the weights of the norm of keys.
+    proj: the linear layer of the weights of heads, [n_head, n_embd].
+    table: float32 [n_ctx, 2, n_rope / 2], cosines and sines by position.
+    """
+
+    config: IndexerConfig
+    queries: Linear
+    keys: Linear
+    norm: Array
+    bias: Array
+    proj: Linear
+    table: Array
+
+    def keep(self, ops: Ops, k: Array, memory: LatentCache[Array], batch: Batch[Array]) -> None:
+        """Store the keys of the rows in ``memory``.  k: the results of ``keys``, float32 [rows, d]."""
+        assert memory.keys is not None
+        normed = ops.plain(ops.layer_norm(k, self.norm, self.bias, KEY_EPS))
+        ops.keep_keys(ops.rotate_tail(normed, 1, batch, self.table), memory.keys, batch)
+
+    def choose(self, ops: Ops, q: Array, weights: Array, memory: LatentCache[Array], batch: Batch[Array]) -> Array:
+        """The positions that each row attends to, int32 [rows, top_k].
+
+        q: the results of ``queries``, float32 [rows, n_head * d]; weights: those of ``proj``, float32 [rows, n_head].
+        """
+        c = self.config
+        assert memory.keys is not None
+        turned = ops.rotate_tail(q, c.n_head, batch, self.table)
+        return ops.choose_rows(turned, weights, c.factor, 1, c.top_k, memory.keys, batch)
 
 
 @dataclass
@@ -36,6 +81,7 @@ class LatentAttention(Mixer):
     queries: the linear layers that compute the two parts of all queries.
     keys: the linear layers that compute c and k'.
     latent: the parameters of latent attention.
+    indexer: the weights of the indexer, or None.
     """
 
     q_a: Linear | None
@@ -43,29 +89,46 @@ class LatentAttention(Mixer):
     queries: list[Linear]
     keys: list[Linear]
     latent: Latent[Array, Matrix]
+    indexer: PositionIndexer | None = None
 
     def mix(self, ops: Ops, a: Value, memory: LatentCache[Array], batch: Batch[Array]) -> Value:
         """Store latents in ``memory`` and compute attention for the normalized rows a [rows, n_embd].
 
         Returns the result before the output layer, float32 [rows, n_head * d_v].
         """
+        chosen = None
         if self.q_a is None:
             q, q_rope, c, k_rope = products(ops, a, [*self.queries, *self.keys])
         else:
             assert self.q_norm is not None
-            latent, c, k_rope = products(ops, a, [self.q_a, *self.keys])
-            q, q_rope = products(ops, ops.rms_norm(latent, self.q_norm, self.latent.eps), self.queries)
-        return ops.latent_attention(self.latent, q, q_rope, c, k_rope, memory, batch)
+            latent, c, k_rope, *rest = products(ops, a, [self.q_a, *self.keys, *self._of_indexer(memory.chooses)])
+            normed = ops.rms_norm(latent, self.q_norm, self.latent.eps)
+            further = [self.indexer.queries] if self.indexer is not None and memory.chooses else []
+            q, q_rope, *others = products(ops, normed, [*self.queries, *further])
+            if self.indexer is not None:
+                self.indexer.keep(ops, rest[0], memory, batch)
+                if memory.chooses:
+                    chosen = self.indexer.choose(ops, others[0], rest[1], memory, batch)
+        return ops.latent_attention(self.latent, q, q_rope, c, k_rope, memory, batch, chosen)
+
+    def _of_indexer(self, chooses: bool) -> list[Linear]:
+        """The linear layers of the indexer that have the same input as the keys; chooses: whether it selects positions."""
+        if self.indexer is None:
+            return []
+        return [self.indexer.keys, self.indexer.proj] if chooses else [self.indexer.keys]
 
     def remember(self, ops: Ops, a: Value, memory: LatentCache[Array], batch: Batch[Array]) -> None:
-        """Store the latents of the normalized rows a [rows, n_embd] in ``memory``."""
-        c, k_rope = products(ops, a, self.keys)
+        """Store the latents and the indexer's keys of the normalized rows a [rows, n_embd] in ``memory``."""
+        c, k_rope, *rest = products(ops, a, [*self.keys, *self._of_indexer(False)])
+        if self.indexer is not None:
+            self.indexer.keep(ops, rest[0], memory, batch)
         ops.remember_latent(self.latent, c, k_rope, memory, batch)
 
 
 def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> LatentAttention:
     """Load the tensors ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
-    ``attn_kv_a_norm``, ``attn_k_b`` and ``attn_v_b``, or ``attn_kv_b``; and ``attn_output``."""
+    ``attn_kv_a_norm``, ``attn_k_b`` and ``attn_v_b``, or ``attn_kv_b``; and ``attn_output``; with an indexer also
+    ``indexer...``."""
     c, n_embd = config, loader.config.n_embd
     q_a = q_norm = None
     if c.q_rank:
@@ -89,6 +152,30 @@ def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> Lat
             table=loader.table(c.rope),
             query_scales=loader.temperature(c.temperature),
         ),
+        _load_indexer(loader, blk + "indexer.", c, c.indexer) if c.indexer is not None else None,
+    )
+
+
+def _load_indexer(loader: Loader, name: str, c: LatentConfig, own: IndexerConfig) -> PositionIndexer:
+    """Load the tensors ``attn_q_b``, ``attn_k``, ``k_norm`` and ``proj`` of an indexer, with the rotated elements of heads as
+    the last ones, in pairs of neighbours."""
+    n_embd, half = loader.config.n_embd, c.n_rope // 2
+    queries = loader.weight(name + "attn_q_b.weight", own.n_head * own.d, c.q_rank)
+    keys = loader.weight(name + "attn_k.weight", own.d, n_embd)
+    rotated = np.arange(c.n_rope)
+    if own.neox:
+        rotated = rotated.reshape(2, half).T.ravel()
+    order = np.concatenate([np.arange(c.n_rope, own.d), rotated])
+    heads = (own.d * np.arange(own.n_head)[:, None] + order).ravel()
+    norm, bias = (loader.array(f"{name}k_norm.{kind}", own.d)[order] for kind in ("weight", "bias"))
+    return PositionIndexer(
+        own,
+        Linear(loader.ops.weight(queries.reordered(heads))),
+        Linear(loader.ops.weight(keys.reordered(order))),
+        loader.ops.upload(norm),
+        loader.ops.upload(bias),
+        loader.product(name + "proj.weight", own.n_head, n_embd),
+        loader.rotary(c.rope).table,
     )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from engine.cache.latent import LatentCacheSpec
+from engine.cache.types import CHUNK
+from engine.models.indexer_config import IndexerConfig
 from engine.models.mixer_config import MixerConfig, Scratch
 from engine.models.rope_config import RopeConfig
 
@@ -23,6 +25,7 @@ class LatentConfig(MixerConfig):
     q_rank: the number of elements of a latent from which the queries of all heads are computed; 0: there is no such latent.
     temperature: (s, n, o), if queries at position p are multiplied by 1 + s ln(1 + (p + o) // n); None: there is no such
         factor.
+    indexer: the indexer, which selects the positions that a token attends to; None: it attends to all.
     """
 
     n_head: int
@@ -34,6 +37,7 @@ class LatentConfig(MixerConfig):
     rope: RopeConfig | None
     q_rank: int = 0
     temperature: tuple[float, int, int] | None = None
+    indexer: IndexerConfig | None = None
 
     @property
     def width(self) -> int:
@@ -41,15 +45,19 @@ class LatentConfig(MixerConfig):
         return self.rank + self.n_rope
 
     def cache_spec(self, rewind: int, decode_rows: int) -> LatentCacheSpec:
-        """The specification of the cache: latents."""
-        return LatentCacheSpec(self.width)
+        """The specification of the cache: latents, and keys of the indexer."""
+        keys, top_k = (self.indexer.d, self.indexer.top_k) if self.indexer is not None else (0, 0)
+        return LatentCacheSpec(self.width, keys, top_k)
 
     @property
     def row_elements(self) -> int:
         """An estimate of the number of elements per row of a latent and, for each head, of its query before and after the
-        product with k_b and of its result before and after the product with v_b."""
-        heads = self.n_head * (self.n_nope + 2 * self.n_rope + 2 * self.rank + self.d_v)
-        return self.q_rank + 2 * self.width + heads
+        product with k_b and of its result before and after the product with v_b; and of the indexer's queries, key and
+        selected positions."""
+        heads, index, own = self.n_head * (self.n_nope + 2 * self.n_rope + 2 * self.rank + self.d_v), 0, self.indexer
+        if own is not None:
+            index = own.n_head * (2 * own.d + 1) + 3 * own.d + own.top_k + 1
+        return self.q_rank + 2 * self.width + heads + index
 
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
@@ -58,4 +66,9 @@ class LatentConfig(MixerConfig):
 
     def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
         """The memory in bytes for the results of chunks before they are joined."""
-        return scratch.latent_scratch_bytes(self.n_head, self.rank, n_ctx, rows)
+        positions = min(n_ctx, self.indexer.top_k) if self.indexer is not None else n_ctx
+        return scratch.latent_scratch_bytes(self.n_head, self.rank, positions, rows)
+
+    def score_bytes(self, n_ctx: int) -> int:
+        """The memory in bytes per row for scores of the indexer over all positions; 0 if it never leaves one out."""
+        return 4 * (n_ctx + CHUNK) if self.indexer is not None and n_ctx > self.indexer.top_k else 0

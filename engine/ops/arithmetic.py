@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.arrays import A, Batch, M, V
-from engine.cache.compressed import Blocks, CompressedCache
+from engine.cache.compressed import Blocks, CompressedCache, PagedRows
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.mamba import MambaCache
@@ -130,7 +130,15 @@ class Arithmetic(Protocol[A, V, M]):
         """
 
     def latent_attention(
-        self, latent: Latent[A, M], q: A, q_rope: A, c: A, k_rope: A, cache: LatentCache[A], batch: Batch[A]
+        self,
+        latent: Latent[A, M],
+        q: A,
+        q_rope: A,
+        c: A,
+        k_rope: A,
+        cache: LatentCache[A],
+        batch: Batch[A],
+        chosen: A | None = None,
     ) -> A:
         """Store latents as :meth:`remember_latent` does, then compute causal attention over the cached latents.
 
@@ -142,6 +150,8 @@ class Arithmetic(Protocol[A, V, M]):
         q_rope: [rows, n_head * n_rope].
         c: [rows, rank].
         k_rope: [rows, n_rope].
+        chosen: int32 [rows, top_k], the positions to which each row attends (:meth:`choose_rows`); None: all that it sees.
+            If it chooses all of them, the bits are those of None.
 
         Returns float32 [rows, n_head * d_v].
         """
@@ -414,10 +424,13 @@ class Arithmetic(Protocol[A, V, M]):
         ``blocks.rows`` must be float32.
         """
 
+    def keep_keys(self, x: A, keys: PagedRows[A], batch: Batch[A]) -> None:
+        """Store the keys x [rows, d] of an indexer at the rows' positions."""
+
     def choose_rows(
-        self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: Blocks[A], batch: Batch[A]
+        self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: PagedRows[A], batch: Batch[A]
     ) -> A:
-        """Select, for each row, the ``top_k`` compressed rows with the largest scores.
+        """Select, for each row, the ``top_k`` compressed rows with the largest scores; with ratio 1, positions.
 
         The score of a compressed row is the sum over heads of weights * factor * relu(q . key).  Of rows with equal scores,
         the one with the lower index is preferred.

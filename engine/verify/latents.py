@@ -47,12 +47,19 @@ def compressed(
 
 
 def of_chunks(
-    gpu: Any, q: np.ndarray, r: np.ndarray, cache: Any, positions: np.ndarray, scale: float, values: dict[str, Any]
+    gpu: Any,
+    q: np.ndarray,
+    r: np.ndarray,
+    cache: Any,
+    positions: np.ndarray,
+    chosen: np.ndarray | None,
+    scale: float,
+    values: dict[str, Any],
 ) -> Iterator[Compared]:
     """The results of attention for each chunk, before the chunks are joined: ``values`` of the GPU's kernel.
 
     q, r: both parts of the queries on the CPU, float32 [rows, n_head, ..]; cache: with the CPU's pages in ``rows.cpu`` and
-    their table in ``table.cpu``.
+    their table in ``table.cpu``; chosen: int32 [rows, top_k], the positions that rows attend to, or None.
     """
     rows, n_head, rank = q.shape
     if rows > NARROW_ROWS:
@@ -60,7 +67,11 @@ def of_chunks(
     partials = values["mass"].size // (2 * rows * n_head)
     # Groups of one chunk each.
     mass, sums = np.zeros((rows, partials, n_head, 2), f32), np.zeros((rows, partials, n_head, rank), f32)
-    where = positions, np.zeros(rows, np.int32), cache.table.cpu
+    if chosen is None:
+        chosen = np.zeros((rows, 0), np.int32)
+    else:
+        positions = np.minimum(positions, np.int32(chosen.shape[1] - 1))
+    where = positions, np.zeros(rows, np.int32), cache.table.cpu, chosen
     attend_groups(1)(q, r, cache.rows.cpu, *where, f32(scale), mass, sums, 0, rows * partials)
     seen = (np.arange(partials) <= positions[:, None] // CHUNK)[:, None, :, None]
     # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.  That of a sum of 0 is

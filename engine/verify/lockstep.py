@@ -440,8 +440,8 @@ class Lockstep:
         """Checks of what a kernel wrote besides results of its operation: ``values``, caches and rings."""
         attended = AttentionCall.of(name, args)
         if name in ("latent_attention", "remember_latent"):
-            return self._latent(args, given, kernel, values, inner)
-        if name in ("keep_latents", "compress"):
+            return self._latent(name, args, given, kernel, values, inner)
+        if name in ("keep_latents", "keep_keys", "compress"):
             return self._compressed(name, kernel, args, given)
         if name == "remember":
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
@@ -571,20 +571,31 @@ class Lockstep:
         return checks
 
     def _latent(
-        self, args: Sequence[Given], given: Sequence[Given], kernel: str, values: dict[str, Tensor], inner: Inner
+        self,
+        name: str,
+        args: Sequence[Given],
+        given: Sequence[Given],
+        kernel: str,
+        values: dict[str, Tensor],
+        inner: Inner,
     ) -> list[Check]:
         """Checks of what the kernels of latent attention pass on: the queries times k_b, unless factors multiply them later;
         both parts of the queries, and the rows in the cache; the results of chunks."""
-        gpu, latent, cache, positions = self._gpu.ops, args[0], args[-2], args[-1].positions.cpu
+        at = 5 if name == "latent_attention" else 3
+        gpu, latent, cache, positions = self._gpu.ops, args[0], args[at], args[at + 1].positions.cpu
         if kernel == "latent_rope":
-            checks = [Check(*latents.stored(gpu, *_paged(cache, given[-2], "rows"), positions))]
+            checks = [Check(*latents.stored(gpu, *_paged(cache, given[at], "rows"), positions))]
             if "query" in values:
                 query = np.concatenate([inner["query"], inner["rotated query"]], axis=2)
                 checks.append(Check("rotated query", query, gpu.download(values["query"]).reshape(query.shape)))
             return checks
+        chosen = sides(args[7])[0] if name == "latent_attention" else None
+        if kernel == "ends" and chosen is not None:
+            ends = np.minimum(positions, np.int32(chosen.shape[1] - 1))
+            return [Check("last of the chosen", ends, gpu.download(values["result"]))]
         if "mass" in values:
             queries = inner["query"], inner["rotated query"]
-            compared = latents.of_chunks(gpu, *queries, cache, positions, latent.scale, values)
+            compared = latents.of_chunks(gpu, *queries, cache, positions, chosen, latent.scale, values)
             return [Check(*one) for one in compared]
         query = inner["query"] if "result" in values and latent.query_scales is None else np.empty(0, f32)
         if query.size and values["result"].size == query.size and kernel.startswith("matmul"):
@@ -592,8 +603,13 @@ class Lockstep:
         return []
 
     def _compressed(self, name: str, kernel: str, args: Sequence[Given], given: Sequence[Given]) -> list[Check]:
-        """Checks of the latents of a pass, of the compressed rows that it completes, and of what later rows are made of."""
+        """Checks of the latents or keys of a pass, of the compressed rows that it completes, and of what later rows are made
+        of."""
         gpu = self._gpu.ops
+        if name == "keep_keys":
+            _, keys, batch = args
+            paged = _paged(keys, given[1], "rows")
+            return [Check(*one) for one in latents.compressed(gpu, *paged, 1, batch.positions.cpu, True)]
         if name == "keep_latents":
             _, memory, batch = args
             return [Check(*latents.stored(gpu, *_paged(memory, given[1], "latents"), batch.positions.cpu))]

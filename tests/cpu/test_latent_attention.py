@@ -7,7 +7,7 @@ import pytest
 
 from engine.cache.latent import LatentCache, LatentCacheSpec
 from engine.cache.types import CHUNK, Types, cache_type
-from engine.cpu import attention, latent_attention
+from engine.cpu import attention, indexer, latent_attention
 from tests.cpu.blocks import run
 from tests.pages import layer_of
 
@@ -34,14 +34,27 @@ def stored(kind: str, rank: int, n_rope: int, counts: list[int], seed: int) -> C
     return cache
 
 
-def attended(cache: Cache, q: np.ndarray, rank: int, at: np.ndarray, sequences: np.ndarray, group: int) -> np.ndarray:
-    """Attention of queries [rows, n_head, width] over the cache: [rows, n_head, rank]."""
+def attended(
+    cache: Cache,
+    q: np.ndarray,
+    rank: int,
+    at: np.ndarray,
+    sequences: np.ndarray,
+    group: int,
+    chosen: np.ndarray | None = None,
+) -> np.ndarray:
+    """Attention of queries [rows, n_head, width] over the cache, or its chosen positions: [rows, n_head, rank]."""
     rows, n_head, width = q.shape
     scale, groups = F(width**-0.5), -(-cache.table.shape[1] // group)
     tops = np.full((rows, groups, n_head, 2), np.nan, F)
     sums, out = np.full((rows, groups, n_head, rank), np.nan, F), np.full((rows, n_head, rank), np.nan, F)
     parts = np.ascontiguousarray(q[..., :rank]), np.ascontiguousarray(q[..., rank:])
-    given = *parts, cache.rows, at, sequences, cache.table, scale, tops, sums
+    if chosen is None:
+        chosen = np.zeros((rows, 0), np.int32)
+    else:
+        seen, at = at, np.full_like(at, -1)
+        run(indexer.ends, seen, chosen.shape[1], at, items=rows)
+    given = *parts, cache.rows, at, sequences, cache.table, chosen, scale, tops, sums
     run(latent_attention.attend_groups(group), *given, items=rows * groups)
     run(latent_attention.join_parts(group), tops, sums, at, out, items=rows * n_head)
     return out
@@ -105,6 +118,33 @@ def test_rows_of_several_sequences(kind: str) -> None:
         )
         own = attended(alone, q[t : t + 1], rank, at[t : t + 1], np.zeros(1, np.int32), 2)
         assert out[t : t + 1].tobytes() == own.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_chosen_positions(kind: str) -> None:
+    """Each row has the bits of attention to a sequence that has the chosen positions only; without a choice it has none."""
+    n_head, rank, n_rope, top_k = 3, 24, 8, 200
+    rng, sequences = np.random.default_rng(5), np.array([1, 1, 0, 1], np.int32)
+    at = np.array([450, 199, 70, 380], np.int32)
+    cache = stored(kind, rank, n_rope, [71, 451], 1)
+    q = rng.standard_normal((4, n_head, rank + n_rope)).astype(F)
+    chosen = np.full((4, top_k), -1, np.int32)
+    for t, p in enumerate(at):
+        some = np.sort(rng.permutation(p + 1)[:top_k])
+        chosen[t, : some.size] = some
+    chosen[3, 0] = -1
+    out = attended(cache, q, rank, at, sequences, 2, chosen)
+    assert np.isnan(out[3]).all()
+    for t, slot in enumerate(sequences[:3]):
+        listed = chosen[t][chosen[t] >= 0]
+        rows = np.zeros((4 * CHUNK, rank + n_rope), cache.rows.dtype)
+        rows[: listed.size] = cache.rows[cache.table[slot, listed // CHUNK], listed % CHUNK]
+        pages, table = rows.reshape(4, CHUNK, -1), np.arange(4, dtype=np.int32)[None]
+        alone = LatentCache(pages, table, cache.k_type, cache.v_type, cache.width, cache.max_rows)
+        own = attended(alone, q[t : t + 1], rank, np.array([listed.size - 1], np.int32), np.zeros(1, np.int32), 2)
+        assert out[t : t + 1].tobytes() == own.tobytes()
+    everything = attended(cache, q[1:3], rank, at[1:3], sequences[1:3], 2)
+    assert out[1:3].tobytes() == everything.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16"])

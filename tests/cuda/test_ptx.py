@@ -252,11 +252,16 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         for name in ("f16", "q8_0")
     ]
     + [direct_attention.geometry(4, 3, 1, 256, 256, "q8_0", "q8_0", 9, 132, True, spans=True).attend.constants],
+    "append_keys": [(True, False), (False, True)],
     "attend_latents": [
         latent_attention.geometry(*sizes, 512, 132, shared, True).attend.constants
         for sizes in _LATENTS
         for shared in (227 << 10, 99 << 10)
         if sizes[4] or shared > 99 << 10
+    ]
+    + [
+        latent_attention.geometry(1, 128, 512, 64, half, 32, 132, shared, False, listed=True).attend.constants
+        for half, shared in ((True, 227 << 10), (False, 227 << 10), (True, 99 << 10))
     ],
     "attend_tiles": [
         tiled_attention.geometry(1024, *sizes, 227 << 10, sizes in _TILED_SINKS)[0].constants
@@ -327,9 +332,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] + _FEW_BITS[::2] if name != "Q4_K")],
+    "ends": [()],
     "expand": [()],
     "gated_norm": [(128,), (32,), (128, False)],
-    "gated_norm_quantize": [(256, 128), (32, 96), (256, 256), (256, 128, False, False)],
+    "gated_norm_quantize": [(256, 128), (32, 96), (256, 256), (256, 128, quantize.NARROW, False)],
     "gate_up": [
         ("MXFP4", 4, False, 32, False, "swiglu_oai", Routing(biased=True), Finish(False, True)),
         ("Q8_0", 8, True, 128, False, "swiglu"),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine.arrays import Batch
-from engine.cache.compressed import Blocks, CompressedCache
+from engine.cache.compressed import Blocks, CompressedCache, PagedRows
 from engine.cache.types import CHUNK
 from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cpu.operations.shared import SharedOperations
@@ -104,6 +104,10 @@ class CompressedOperations(SharedOperations):
         given = batch.positions, batch.sequences, ratio, n_rot, transposed, blocks.table, blocks.rows
         self.do(rounding.round_rows, *given, items=batch.rows, ns=5.0 * d / ratio)
 
+    def keep_keys(self, x: np.ndarray, keys: PagedRows[np.ndarray], batch: Batch[np.ndarray]) -> None:
+        given = x, batch.positions, batch.sequences, keys.table, keys.rows
+        self.do(indexer.append_keys, *given, items=x.shape[0], ns=1.0 * x.shape[1])
+
     def choose_rows(
         self,
         q: np.ndarray,
@@ -111,7 +115,7 @@ class CompressedOperations(SharedOperations):
         factor: float,
         ratio: int,
         top_k: int,
-        keys: Blocks[np.ndarray],
+        keys: PagedRows[np.ndarray],
         batch: Batch[np.ndarray],
     ) -> np.ndarray:
         rows, n_head = weights.shape

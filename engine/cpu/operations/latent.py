@@ -8,7 +8,7 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cache.latent import LatentCache
 from engine.cache.types import CHUNK, GROUP
-from engine.cpu import latent_attention, rope
+from engine.cpu import indexer, latent_attention, rope
 from engine.cpu.operations.products import Pairs, ProductOperations
 from engine.cpu.products.repack import Matrix
 from engine.cpu.runtime.pool import aligned
@@ -57,13 +57,14 @@ class LatentOperations(ProductOperations):
         k_rope: np.ndarray,
         cache: LatentCache[np.ndarray],
         batch: Batch[np.ndarray],
+        chosen: np.ndarray | None = None,
     ) -> np.ndarray:
         self.remember_latent(latent, c, k_rope, cache, batch)
         rows, n_head = batch.rows, latent.n_head
         queries = self.latent_queries(latent, q, q_rope, batch)
         self._tell("query", queries[0])
         self._tell("rotated query", queries[1])
-        o = self._attend_latents(*queries, cache, batch, latent.scale)
+        o = self._attend_latents(*queries, cache, batch, latent.scale, chosen)
         pairs = pairs_of_heads(rows, n_head)
         (out,) = self._expert_products(o.reshape(rows * n_head, -1), pairs, latent.v_b)
         return out.reshape(rows, -1)
@@ -103,18 +104,31 @@ class LatentOperations(ProductOperations):
         return x if latent.table is None else self._rotate(x, batch.positions, latent.table, False, False)
 
     def _attend_latents(
-        self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], batch: Batch[np.ndarray], scale: float
+        self,
+        q: np.ndarray,
+        r: np.ndarray,
+        cache: LatentCache[np.ndarray],
+        batch: Batch[np.ndarray],
+        scale: float,
+        chosen: np.ndarray | None,
     ) -> np.ndarray:
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape
-        at_once, groups = parts(n_head, rank, cache.table.shape[1], cache.max_rows)
+        chunks, positions = cache.table.shape[1], batch.positions
+        if chosen is None:
+            chosen = self.empty((rows, 0), np.int32)
+        else:
+            chunks, positions = min(chunks, -(-chosen.shape[1] // CHUNK)), self.empty((rows,), np.int32)
+            self.do(indexer.ends, batch.positions, chosen.shape[1], positions, items=rows, ns=2.0)
+        at_once, groups = parts(n_head, rank, chunks, cache.max_rows)
         out, sequences = self.empty(q.shape), batch.sequences
         most = self._parts((at_once, groups, n_head, 2)), self._parts((at_once, groups, n_head, rank))
         for first in range(0, rows, at_once):
             part = slice(first, min(first + at_once, rows))
-            count, here = part.stop - first, batch.positions[part]
+            count, here = part.stop - first, positions[part]
             tops, sums = (array[:count] for array in most)
-            given = q[part], r[part], cache.rows, here, sequences[part], cache.table, f32(scale), tops, sums
+            places = here, sequences[part], cache.table, chosen[part]
+            given = q[part], r[part], cache.rows, *places, f32(scale), tops, sums
             ns = n_head * GROUP * CHUNK * (cache.width + rank) / 32.0
             self.do(latent_attention.attend_groups(), *given, items=count * groups, ns=ns)
             ended = tops, sums, here, out[part]

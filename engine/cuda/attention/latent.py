@@ -1,14 +1,19 @@
-"""Latent attention of a step: all heads of a row read the same vectors, each chunk of 64 absolute positions on its own.
+"""Latent attention of a step: all heads of a row read the same vectors, each chunk of 64 positions on its own.
+
+Chunks are those of absolute positions or, if positions are chosen, of the list of a row.
 
 Formula: out_h = sum_j softmax_j(scale * q_h . [c_j, k_j]) c_j over the positions j <= p
     (``engine/cpu/latent_attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py``
     joins them.
 Shapes: q float32 [rows, n_head, width]; latents [pages, 64, width], width = rank + n_rope, as words of one float32 or two
     float16; positions, sequences int32 [rows]; table int32 [sequences, stride]: position j of a sequence is row j % 64 of
-    page table[sequence, j // 64]; float32 weights [rows, n_head, partials, 2] (maximum, sum) and sums [rows, n_head,
-    partials, d_pad], d_pad = rank rounded up to 32; partial c of a row is that of chunk c.
+    page table[sequence, j // 64]; chosen int32 [rows, top_k], the positions that each row attends to, of which positions[row]
+    is the number of the last one; it begins with -1 if scores of the indexer are not finite; float32 weights [rows, n_head,
+    partials, 2] (maximum, sum) and sums [rows, n_head, partials, d_pad], d_pad = rank rounded up to 32; partial c of a row is
+    that of chunk c.
 Who owns what: a block owns every ``splits``-th chunk for up to 32 of the (row, head) pairs, usually all heads of a row.  All
-    rows that a block has pairs of belong to one sequence: in a mixed pass it has pairs of one row.  For scores a lane owns
+    rows that a block has pairs of read the same positions: in a mixed pass, and if positions are chosen, it has pairs of one
+    row.  For scores a lane owns
     two positions, a warp every eighth pair; for weighted values a thread owns two elements of all pairs.
 Reduction order: that of the mirror: one chain per score and per element of a weighted sum, the halving tree of 64.
 Bytes moved: width * element size per visible position and block that owns pairs of its row, and some of it again if shared
@@ -71,26 +76,28 @@ def geometry(
     mixed: bool = False,
     slices: int = 0,
     together: int = GROUP,
+    listed: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_partials`` chunks of a cache of float16 (``half``) or float32.
 
     ``shared``: bytes of shared memory that a block may have; ``early``: no kernel of the same chain writes the positions, so
     they and the first page are read before ``wait_for_inputs``; ``mixed``: rows may belong to several sequences, and each is
-    computed by the kernel of a single row; ``slices``: of a row, 0 to choose a good number; ``together``: chunks of a group.
+    computed by the kernel of a single row; ``slices``: of a row, 0 to choose a good number; ``together``: chunks of a group;
+    ``listed``: rows have lists of chosen positions, and each is computed by the kernel of a single row.
     Raises DeviceError for sizes that the kernel does not support.
     """
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
-    alone = rows if mixed else 1
+    alone = rows if mixed or listed else 1
     own_rows = rows // alone
-    of = layout(half, rank, n_rope, own_rows * n_head, shared)
+    of = layout(half, rank, n_rope, own_rows * n_head, shared, listed=listed)
     if slices:
         of = replace(of, slices=slices)
     parts = -(-own_rows * n_head // of.tasks)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_partials, max(1, of.resident * multiprocessors // (parts * alone)))
     return Geometry(
-        attend_latents(half, rank, n_rope, n_head, of.tasks, of.slices, own_rows == 1, early),
+        attend_latents(half, rank, n_rope, n_head, of.tasks, of.slices, own_rows == 1, early, listed),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (parts, splits, alone),
         THREADS,
@@ -106,30 +113,31 @@ def geometry(
 
 
 def _bytes(half: bool, rank: int, n_rope: int, n_head: int, tasks: int, slices: int, *others: bool) -> int:
-    return Layout(half, rank, n_rope, tasks, slices).bytes
+    return Layout(half, rank, n_rope, tasks, slices, others[2]).bytes
 
 
 def _resident(half: bool, rank: int, n_rope: int, n_head: int, tasks: int, slices: int, *others: bool) -> int:
-    return Layout(half, rank, n_rope, tasks, slices).resident
+    return Layout(half, rank, n_rope, tasks, slices, others[2]).resident
 
 
 @kernel(
-    *(F32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, f32),
+    *(F32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, f32, I32P, i32, i32),
     threads=THREADS,
     blocks=_resident,
     shared=_bytes,
 )
 def attend_latents(
-    half: bool, rank: int, n_rope: int, n_head: int, tasks: int, slices: int, single: bool, early: bool
+    half: bool, rank: int, n_rope: int, n_head: int, tasks: int, slices: int, single: bool, early: bool, listed: bool
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
     Arguments: q, latents, positions, sequences, table, weights, sums, rows, stride (chunks of a row of the table), partials,
-    scale.  ``tasks``: (row, head) pairs of a block, a multiple of 8; ``slices``: ``Layout``; ``single``: a block has pairs of
-    one row, rows is 1; ``early``: see ``geometry``.
+    scale, chosen, top_k, mixed (1: each row has its own slot; 0: all have that of the first row).  ``tasks``: (row, head)
+    pairs of a block, a multiple of 8; ``slices``: ``Layout``; ``single``: a block has pairs of one row, rows is 1; ``early``:
+    see ``geometry``; ``listed``: rows have lists of chosen positions; then ``single``, and not ``early``.
     Grid: (ceil(rows * n_head / tasks), splits, 1), blocks of ``THREADS``; if ``single``, for each row of the pass.
     """
-    of = Layout(half, rank, n_rope, tasks, slices)
+    of = Layout(half, rank, n_rope, tasks, slices, listed)
     width, pitch, apart = of.width, of.pitch, of.apart
     queries_at, scores_at, weights_at, places_at = of.queries, of.scores, of.weights, of.places
     per = 2 if half else 1
@@ -219,7 +227,9 @@ def attend_latents(
                         at[1] = total[2 * t + 1]
 
     @cuda.jit
-    def attend_latents(q, latents, positions, sequences, table, weights, sums, rows, stride, partials, scale):
+    def attend_latents(
+        q, latents, positions, sequences, table, weights, sums, rows, stride, partials, scale, chosen, top_k, mixed
+    ):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         if single:
@@ -237,7 +247,9 @@ def attend_latents(
             first_task = np.int64(own_row) * n_head
             q = advance(q, first_task * width)
             weights, sums = advance(weights, first_task * partials * 2), advance(sums, first_task * partials * d_pad)
-            positions, sequences = advance(positions, own_row), advance(sequences, own_row)
+            positions, sequences = advance(positions, own_row), advance(sequences, I(own_row * mixed))
+            if listed:
+                chosen = advance(chosen, np.int64(own_row) * top_k)
         if not early:
             wait_for_inputs()
         place = positions[min(lane, I(rows - 1))]
@@ -253,19 +265,32 @@ def attend_latents(
             if thread < 32:
                 places[thread] = U(place)
         chunk, last_chunk = I(cuda.blockIdx.y), I(highest >> 6)
-        page = table[min(chunk, last_chunk)]
+        page = I(0)
+        if listed:
+            # Without a choice, because scores of the indexer are not finite, no score is.
+            scale = F(np.nan) if chosen[0] < 0 else scale
+        else:
+            page = table[min(chunk, last_chunk)]
+        numbers = advance(shared, I(places_at))
         if early:
             wait_for_inputs()
         if chunk <= last_chunk:
             place_queries(q, shared, task0, n, thread, scale)
         while chunk <= last_chunk:
-            here = advance(latents, np.int64(page) * page_words)
-            page = table[min(I(chunk + cuda.gridDim.y), last_chunk)]
+            here = latents
+            if listed:
+                if thread < CHUNK:
+                    j = max(I(chosen[min(I(chunk * CHUNK + thread), place)]), I(0))
+                    numbers[thread] = U(table[j >> 6]) * U(CHUNK) + U(j & 63)
+                cuda.syncthreads()
+            else:
+                here = advance(latents, np.int64(page) * page_words)
+                page = table[min(I(chunk + cuda.gridDim.y), last_chunk)]
             for t in range(n_scores):
                 total[t] = F(0.0)
             s = I(0)
             while s < slices:
-                stage(advance(here, I(s * slice_words)), shared, thread, shared)
+                stage(advance(here, I(s * slice_words)), shared, thread, numbers)
                 cuda.syncthreads()
                 score(shared, advance(shared, I(queries_at + I(warp * width) + s * slice_width)), lane, total)
                 s = I(s + 1)
@@ -284,7 +309,7 @@ def attend_latents(
                 s = I(s - 1)
                 if s < slices - 1:
                     cuda.syncthreads()
-                    stage(advance(here, I(s * slice_words)), shared, thread, shared)
+                    stage(advance(here, I(s * slice_words)), shared, thread, numbers)
                     cuda.syncthreads()
                 t0 = I(0)
                 while t0 < n:

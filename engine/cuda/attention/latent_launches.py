@@ -1,7 +1,11 @@
 """The launches of latent attention: products of the queries, rotation and storing, chunks, products of the results."""
 
+import numpy as np
+
 from engine.arrays import Batch
 from engine.cache.latent import LatentCache
+from engine.cache.types import CHUNK
+from engine.cuda import indexer
 from engine.cuda import latent as rows_of_positions
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents
@@ -50,17 +54,21 @@ def attend(
     positions: Tensor,
     sequences: Tensor,
     mixed: bool,
+    chosen: Tensor | None,
 ) -> Attended:
     """Record attention of queries over the cache up to ``positions``, of at most ``NARROW_ROWS`` rows; unless they are
-    ``mixed``, all belong to sequence sequences[0].  The chunks of the result [rows, n_head * rank] are joined when it is
-    used."""
-    rows, partials, device = positions.size, cache.table.shape[1], recorder.device
+    ``mixed``, all belong to sequence sequences[0].  If positions are ``chosen``, each row attends to those of its own up to
+    number ``positions``.  The chunks of the result [rows, n_head * rank] are joined when it is used."""
+    rows, stride, device, listed = positions.size, cache.table.shape[1], recorder.device, chosen is not None
+    top_k = chosen.shape[1] if chosen is not None else 0
+    partials = min(stride, -(-top_k // CHUNK)) if listed else stride
     sizes = rows, latent.n_head, latent.rank, latent.n_rope, cache.k_type.bits == 16, partials
-    shape = chunks_of_latents.geometry(*sizes, device.multiprocessors, device.shared_memory, True, mixed)
+    of_device = device.multiprocessors, device.shared_memory
+    shape = chunks_of_latents.geometry(*sizes, *of_device, not listed, mixed, listed=listed)
     mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, latent.n_head, latent.rank, partials))
-    own_rows = 1 if mixed else rows
-    places = positions, sequences, cache.table
-    given = (query, cache.rows, *places, mass, values, own_rows, partials, partials, latent.scale)
+    own_rows = 1 if mixed or listed else rows
+    places, lists = (positions, sequences, cache.table), (chosen or 0, top_k, int(mixed))
+    given = (query, cache.rows, *places, mass, values, own_rows, stride, partials, latent.scale, *lists)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, given, mass=mass, values=values)
     return Attended(mass, values, positions, None, None, shape, partials, 0, latent.n_head * latent.rank)
 
@@ -72,14 +80,15 @@ def attend_wide(
     cache: LatentCache[Tensor],
     positions: Tensor,
     sequences: Tensor,
+    chosen: Tensor | None,
 ) -> Tensor:
-    """Record attention of more rows than narrow kernels take, all of sequence sequences[0]: float32 [rows, n_head * rank]."""
+    """Record :func:`attend` of more rows than narrow kernels take, all of sequence sequences[0]: float32 [rows, n_head *
+    rank]."""
     rows, n_head, kind, device = positions.size, latent.n_head, cache.k_type.name, recorder.device
     out, width, rank = recorder.empty((rows, n_head * latent.rank)), cache.width, latent.rank
     shared = device.shared_memory
-    if tiled.takes_latents(width, rank) and tiled.fills(
-        rows, n_head, 1, width, rank, kind, device.multiprocessors, shared
-    ):
+    fits = chosen is None and tiled.takes_latents(width, rank)
+    if fits and tiled.fills(rows, n_head, 1, width, rank, kind, device.multiprocessors, shared):
         sizes = rows, n_head, 1, width, rank, kind, kind
         kernel, grid, block = tiled.geometry(*sizes, False, shared, latent=True)
         places = query, 0, cache.rows, cache.rows, positions, sequences, cache.table, 0, 0, out
@@ -90,7 +99,8 @@ def attend_wide(
     for start in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
         part = slice(start, start + NARROW_ROWS)
         # Without a name, which would keep the memory of its chunks while the next group takes as much again.
-        attend(recorder, latent, query[part], cache, positions[part], sequences, False).write(recorder, out[part])
+        given = query[part], cache, positions[part], sequences, False, None if chosen is None else chosen[part]
+        attend(recorder, latent, *given).write(recorder, out[part])
     return out
 
 
@@ -103,12 +113,17 @@ def latent_attention(
     k_rope: Tensor,
     cache: LatentCache[Tensor],
     batch: Batch[Tensor],
+    chosen: Tensor | None,
 ) -> Tensor:
     """Record latent attention and the products of its heads: float32 [rows, n_head * d_v]."""
-    rows = batch.rows
+    rows, positions = batch.rows, batch.positions
+    if chosen is not None:
+        positions = recorder.empty((rows,), np.int32)
+        arguments = batch.positions, chosen.shape[1], rows, positions
+        recorder.launch(indexer.ends(), (-(-rows // indexer.ENDS),), indexer.ENDS, arguments, result=positions)
     products = HeadProducts(recorder, rows, latent.n_head)
     query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, batch)
     assert query is not None
-    given = recorder, latent, query, cache, batch.positions, batch.sequences
-    attended = attend(*given, batch.mixed) if rows <= NARROW_ROWS else attend_wide(*given)
+    given = recorder, latent, query, cache, positions, batch.sequences
+    attended = attend(*given, batch.mixed, chosen) if rows <= NARROW_ROWS else attend_wide(*given, chosen)
     return products.multiply(attended, latent.v_b).reshape(rows, latent.n_head * latent.d_v)

@@ -29,10 +29,11 @@ from engine.limits import STREAMS
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.compressed import Compressed, load_compressed
-from engine.models.compressed_config import CompressedConfig, IndexerConfig
+from engine.models.compressed_config import CompressedConfig
 from engine.models.config import HyperConfig, LayerConfig, ModelConfig
 from engine.models.feed_forward import load_experts
 from engine.models.hyper import HyperConnection, load_hyper_connection
+from engine.models.indexer_config import IndexerConfig
 from engine.models.loader import Loader
 from engine.models.metadata import MAX_CONTEXT, Metadata
 from engine.models.network_config import ExpertsConfig
@@ -260,7 +261,7 @@ class DeepSeek4(Model):
 ARCHITECTURES = (
     Architecture(
         "deepseek4",
-        "DeepSeek V4 Flash",
+        "DeepSeek V4 Flash and Pro",
         read,
         "transformers DeepseekV4ForCausalLM",
         "a layer in another file",

@@ -17,7 +17,7 @@ from engine.cache.latent import LatentCache, LatentCacheSpec
 from engine.cache.types import CHUNK, GROUP, Types, cache_type
 from engine.cpu import latent_attention as mirror
 from engine.cpu.operations.latent import pairs_of_heads
-from engine.cuda import backend
+from engine.cuda import backend, indexer
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents
 from engine.cuda.attention import tiled as tiled_attention
@@ -52,9 +52,11 @@ def agree(
     seed: int | None = 1,
     tiled: tuple[int, int] | None = None,
     mixed: list[int] | None = None,
+    top_k: int = 0,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them.  tiled: pairs of a thread and threads of a
-    block of the kernel for prompts; None: the kernels of a step.  mixed: the slots of the rows, None: all have slot 1."""
+    block of the kernel for prompts; None: the kernels of a step.  mixed: the slots of the rows, None: all have slot 1.
+    top_k: the number of positions that are chosen for each row; 0: all."""
     rng = np.random.default_rng(sum(positions) + n_head + rank)
     rows, end = len(positions), max(positions) + 1
     of = cache_type(kind)
@@ -70,14 +72,21 @@ def agree(
         mirror.append_rows(c, k, *places, cache.rows, 0, own)
     chunks = cache.table.shape[1]
     q, r = (2 * rng.standard_normal((rows, n_head, n)).astype(F) for n in (rank, n_rope))
+    chosen, last, partials = np.full((rows, top_k), -1, np.int32), at, -(-top_k // CHUNK) if top_k else chunks
+    if top_k:
+        for t, p in enumerate(positions):
+            some = np.sort(rng.permutation(p + 1)[:top_k])
+            chosen[t, : some.size] = some
+        last = np.minimum(at, top_k - 1).astype(np.int32)
     groups = -(-chunks // group)
     tops, parts = np.empty((rows, groups, n_head, 2), F), np.empty((rows, groups, n_head, rank), F)
     expected, out = np.empty_like(q), np.full_like(q, np.nan)
-    mirror.attend_groups(group)(q, r, cache.rows, at, sequences, cache.table, SCALE, tops, parts, 0, rows * groups)
-    mirror.join_parts(group)(tops, parts, at, expected, 0, rows * n_head)
+    places = last, sequences, cache.table
+    mirror.attend_groups(group)(q, r, cache.rows, *places, chosen, SCALE, tops, parts, 0, rows * groups)
+    mirror.join_parts(group)(tops, parts, last, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     query, latents = np.concatenate([q, r], axis=2), cache.rows.reshape(-1).view(np.uint32)
-    places = at, sequences, cache.table.reshape(-1)
+    places = last, sequences, cache.table.reshape(-1)
     arguments: list[Any]
     if tiled is not None:
         width, pairs, (own, threads) = rank + n_rope, 32, tiled
@@ -90,15 +99,17 @@ def agree(
         return
     half = of.bits == 16
     plan = chunks_of_latents.geometry(
-        *(rows, n_head, rank, n_rope, half, chunks, 1, NO_LIMIT, early, mixed is not None),
+        *(rows, n_head, rank, n_rope, half, partials, 1, NO_LIMIT, early and not top_k, mixed is not None),
         slices=slices,
         together=group,
+        listed=top_k > 0,
     )
-    weights, sums = (np.full(n, np.nan, F) for n in attention.scratch(rows, n_head, rank, chunks))
-    arguments = [query, latents, *places, weights, sums, 1 if mixed else rows, chunks, chunks, SCALE]
+    weights, sums = (np.full(n, np.nan, F) for n in attention.scratch(rows, n_head, rank, partials))
+    arguments = [query, latents, *places, weights, sums, 1 if mixed or top_k else rows, chunks, partials, SCALE]
+    arguments += [chosen if top_k else None, top_k, int(mixed is not None)]
     across, most, alone = plan.attend_grid
     run(plan.attend, (across, splits or most, alone), plan.attend_block, arguments, seed=seed)
-    given = [weights, sums, at, None, None, out, chunks, 0]
+    given = [weights, sums, last, None, None, out, partials, 0]
     run(plan.combine, plan.combine_grid, plan.combine_block, given, seed=seed)
     same(out, expected)
 
@@ -131,6 +142,15 @@ def test_several_chunks_and_groups() -> None:
 def test_rows_of_several_sequences(kind: str, n_head: int, slices: int) -> None:
     """Each row has the pages of its own sequence; the last row is the first one again."""
     agree(kind, [70, 71, 3, 129, 70], n_head, 24, 8, slices=slices, splits=2, mixed=[2, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_head", "slices", "top_k", "mixed"),
+    few([("f16", 3, 2, 70, None), ("f32", 11, 0, 40, [2, 2, 0, 1, 2]), ("f16", 9, 1, 129, [1, 1, 0, 2, 1])], 2),
+)
+def test_chosen_positions(kind: str, n_head: int, slices: int, top_k: int, mixed: list[int] | None) -> None:
+    """Rows that see fewer positions than are chosen, and more; lists of one chunk, and of several groups."""
+    agree(kind, [70, 199, 3, 129, 70], n_head, 24, 8, slices=slices, splits=2, mixed=mixed, top_k=top_k, group=2)
 
 
 def test_rows_of_several_sequences_use_the_kernel_of_one_row() -> None:
@@ -251,11 +271,14 @@ def both_sides(gpu: backend.Backend, rng: np.random.Generator, scaled: bool, rop
     return mine, theirs
 
 
-def both_caches(gpu: backend.Backend, kind: str, width: int, n_sequences: int = 1) -> list[LatentCache[Any]]:
-    """Memory for two chunks of each sequence, on the CPU and on the GPU."""
+def both_caches(
+    gpu: backend.Backend, kind: str, width: int, n_sequences: int = 1, index: tuple[int, int] = (0, 0)
+) -> list[LatentCache[Any]]:
+    """Memory for two chunks of each sequence, on the CPU and on the GPU.  index: elements of keys of an indexer, and the
+    number of positions that it chooses."""
     types = Types(cache_type(kind), cache_type(kind))
     sides: list[tuple[Any, Any]] = [(np.zeros, None), (gpu.zeros, gpu.store)]
-    shape = LatentCacheSpec(width)
+    shape = LatentCacheSpec(width, *index)
     return [layer_of(shape, 2 * CHUNK, 32, types, zeros, store, n_sequences) for zeros, store in sides]
 
 
@@ -295,6 +318,40 @@ def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, ro
     store = partial(gpu.remember_latent, theirs, gpu.upload(c), gpu.upload(k), caches[1], batch)
     gpu.start(gpu.record(store))
     same(gpu.download(caches[1].rows), caches[0].rows)
+
+
+def indexed(ops: Any, latent: Any, x: list[Any], cache: Any, batch: Any, top_k: int) -> list[Any]:
+    """The choice of positions, and attention to them."""
+    ops.keep_keys(x[4], cache.keys, batch)
+    chosen = ops.choose_rows(x[5], x[6], 0.25, 1, top_k, cache.keys, batch)
+    return [chosen, ops.latent_attention(latent, x[0], x[1], x[2], x[3], cache, batch, chosen)]
+
+
+@pytest.mark.parametrize(("kind", "mixed"), few([("f32", False), ("f16", True)], 2))
+def test_operations_on_chosen_positions(
+    gpu: backend.Backend, kind: str, mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of more rows than a step, which chooses from its own rows, too; or rows of several sequences."""
+    monkeypatch.setattr(indexer, "THREADS", 32)
+    monkeypatch.setattr(indexer, "PARTS", 2)
+    rng, rope, n_index, d_index, top_k = np.random.default_rng(3), 8, 3, 16, 5
+    mine, theirs = both_sides(gpu, rng, False, rope)
+    caches = both_caches(gpu, kind, 32 + rope, 3, (d_index, top_k))
+    for array, on_device in zip(*([cache.rows, cache.keys.rows] for cache in caches if cache.keys), strict=True):
+        array[:] = rng.standard_normal(array.shape).astype(F if kind == "f32" else np.float16).view(array.dtype)
+        gpu.store(on_device, 0, array)
+    at, slots = np.arange(60, 77, dtype=np.int32), np.ones(17, np.int32)
+    if mixed:
+        at, slots = np.array([63, 64, 2, 40], np.int32), np.array([1, 1, 0, 2], np.int32)
+    widths = 64, 2 * rope, 32, rope, d_index, n_index * d_index, n_index
+    x = [rng.standard_normal((at.size, n)).astype(F) for n in widths]
+    y, batch = [gpu.upload(part) for part in x], Batch(gpu.upload(at), gpu.upload(at), gpu.upload(slots), mixed)
+    expected = indexed(cpu, mine, x, caches[0], Batch(at, at, slots, mixed), top_k)
+    found = computed(gpu, lambda: indexed(gpu, theirs, y, caches[1], batch, top_k))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+    for array, on_device in zip(*([cache.rows, cache.keys.rows] for cache in caches if cache.keys), strict=True):
+        same(gpu.download(on_device), array)
 
 
 def test_operations_on_rows_of_several_sequences(gpu: backend.Backend) -> None:
