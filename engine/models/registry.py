@@ -22,6 +22,7 @@ from engine.models.families import (
     cohere,
     deepseek2,
     deepseek4,
+    deepseek32,
     dots1,
     ernie4_5,
     exaone4,
@@ -99,6 +100,7 @@ FAMILIES = (
     step35,
     deepseek2,
     kimi_linear,
+    deepseek32,
     deepseek4,
     bert,
 )

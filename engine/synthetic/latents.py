@@ -1,4 +1,4 @@
-"""Shapes of models with latent attention: DeepSeek-V2-Lite and GLM-4.7-Flash."""
+"""Shapes of models with latent attention: DeepSeek-V2-Lite and GLM-4.7-Flash, and small ones with an indexer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ class LatentShape(Shape):
 
     ``head_dim`` is the length of what is stored per position, rank + n_rot.  ``sigmoid``: the router's law is that of
     DeepSeek-V3 and GLM, else that of V2.  ``yarn``: the factor of the context's extension from 4096 positions; 0: none.
+    ``index``: heads of the indexer, their size, and the positions that are chosen, of deepseek32; (0, 0, 0): none.
     """
 
     rank: int = 512
@@ -22,6 +23,7 @@ class LatentShape(Shape):
     n_shared: int = 1
     sigmoid: bool = True
     yarn: float = 0.0
+    index: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def value_dim(self) -> int:
@@ -36,6 +38,7 @@ class LatentShape(Shape):
             block = f"blk.{layer}."
             yield block + "attn_norm.weight", (e,)
             yield from self._mixer(block, layer)
+            yield from self._indexer(block)
             yield block + "ffn_norm.weight", (e,)
             yield from self._feed_forward(block) if layer == 0 else self._mixture(block)
             if layer >= self.n_layer:
@@ -70,6 +73,15 @@ class LatentShape(Shape):
             yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, *((n, e) if wide else (e, n)))
             yield f"{block}ffn_{name}_shexp.weight", (shared, e) if wide else (e, shared)
 
+    def _indexer(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        n, d, top_k = self.index
+        if top_k:
+            yield block + "indexer.attn_q_b.weight", (n * d, self.q_rank)
+            yield block + "indexer.attn_k.weight", (d, self.n_embd)
+            yield block + "indexer.k_norm.weight", (d,)
+            yield block + "indexer.k_norm.bias", (d,)
+            yield block + "indexer.proj.weight", (n, self.n_embd)
+
     def metadata(self) -> dict[str, Value]:
         """The sizes of heads, the router, the extension of the context, and which layers are dense or draft."""
         found: dict[str, Value] = {
@@ -85,6 +97,9 @@ class LatentShape(Shape):
         }
         if self.q_rank:
             found["attention.q_lora_rank"] = self.q_rank
+        if self.index[2]:
+            names = ("head_count", "key_length", "top_k")
+            found |= {f"attention.indexer.{name}": n for name, n in zip(names, self.index, strict=True)}
         if self.yarn:
             found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": self.yarn}
             found |= {"rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707}
@@ -106,6 +121,11 @@ LATENTS: dict[str, Shape] = {
     "tiny-deepseek2": LatentShape(
         "deepseek2", 3, 256, 3, 1, 96, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, n_rot=32, n_mtp=1,
         experts=ExpertsConfig(7, 3, 256), rank=64, n_nope=64, d_v=32, q_rank=128,
+    ),
+    # An indexer that leaves positions out of a short text.
+    "tiny-deepseek32": LatentShape(
+        "deepseek32", 3, 256, 3, 1, 96, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, n_rot=32, n_mtp=1,
+        experts=ExpertsConfig(7, 3, 256), rank=64, n_nope=64, d_v=32, q_rank=128, index=(5, 64, 70),
     ),
 }
 # fmt: on

@@ -45,6 +45,7 @@ KINDS = {
     "gemma4": Kind("tiny-gemma4-e", "Q4_K_M", "f16", "tiny-gemma4-e-assistant"),
     "gemma3n": Kind("tiny-gemma3n", "Q4_K_M"),
     "latents": Kind("tiny-deepseek2", "Q4_K_M"),
+    "chosen latents": Kind("tiny-deepseek32", "Q4_K_M"),
     "convolutions": Kind("tiny-lfm2moe", "Q4_K_M"),
     "mamba": Kind("tiny-granitehybrid-moe", "Q4_K_M"),
     "kda": Kind("tiny-kimi-linear", "Q4_K_M"),
@@ -115,6 +116,8 @@ def stored(model: Any, sequence: Sequence) -> list[bytes]:
                 found.append(in_chunks(layer.values.transpose(1, 2, 0, 3), table, first, n))
         elif isinstance(layer, LatentCache):
             found.append(in_chunks(layer.rows, layer.table[slot], 0, n))
+            if layer.keys is not None:
+                found.append(in_chunks(layer.keys.rows.swapaxes(1, 2), layer.table[slot], 0, n))
         elif isinstance(layer, CompressedCache):
             found.append(in_chunks(layer.latents, layer.table[slot], max(0, n - layer.window + 1), n))
             for blocks, swapped in ((layer.compressed, False), (layer.keys, True)):

@@ -219,6 +219,9 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim", "q_lora_rank")
         assert sizes == tuple(text.get(name) or 0 for name in names)
         assert kind == "full_attention" and (mixer.rope is None) == bool(text.get("mla_use_nope"))
+        own = mixer.indexer
+        found = (own.n_head, own.d, own.top_k) if own is not None else (None,) * 3
+        assert found == tuple(text.get(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
         return
     if isinstance(mixer, CompressedConfig):
         assert (mixer.d, mixer.n_q, mixer.n_group) == (text["head_dim"], text["q_lora_rank"], text["o_groups"])

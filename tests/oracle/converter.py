@@ -1,11 +1,12 @@
 """Runs llama.cpp's ``convert_hf_to_gguf.py``, many times in one process: ``python -m tests.oracle.converter FOLDER`` reads a
 JSON list of lists of arguments from stdin, and writes a list with, for each, "" or what it ended with.
 
-``FOLDER`` is llama.cpp's.  The script runs as it is but for three things.  Two of them are for tiny vocabularies: it
+``FOLDER`` is llama.cpp's.  The script runs as it is but for four things.  Two of them are for tiny vocabularies: it
 recognizes the division of texts into words by a digest of the ids of a text, which no tiny vocabulary has, and so takes
 GPT-2's here; and the vocabulary of a mixture of Hunyuan comes from code in the model's own repository, in place of which it
 is read from ``tokenizer.json`` like that of other models.  The third one: configurations of Step 3.5 list the kinds of layers
-that draft, too, which ``transformers`` refuses in a model that it does not know.
+that draft, too, which ``transformers`` refuses in a model that it does not know.  The fourth one: it refuses a DeepSeek V3.2
+whose ``add_bos_token`` is not true, and ``transformers`` 5 drops this value.
 """
 
 import json
@@ -65,7 +66,8 @@ def main() -> None:
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     kept = [check for check in PreTrainedConfig.__class_validators__ if check.__name__ != "validate_layer_type"]
     PreTrainedConfig.__class_validators__ = kept
-    get_model_class("HunYuanMoEV1ForCausalLM").set_vocab = TextModel._set_vocab_gpt2
+    for name in ("HunYuanMoEV1ForCausalLM", "DeepseekV32ForCausalLM"):
+        get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     ends = [convert(folder / "convert_hf_to_gguf.py", arguments, 2) for arguments in json.load(sys.stdin)]
     json.dump(ends, sys.stdout)
 

@@ -216,7 +216,7 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         # ``transformers`` writes the kinds of layers in other words.
         kinds = ["mamba" if kind == "linear_attention" else "attention" for kind in case.config["layer_types"]]
         _change(path, layer_types=kinds, layers_block_type=None)
-    if case.architecture in ("glm4moe", "deepseek2"):
+    if case.architecture in ("glm4moe", "deepseek2", "deepseek32", "glm-dsa"):
         _change(path, num_nextn_predict_layers=case.n_mtp, num_mtp_layers=None)
     if case.architecture == "deepseek4":
         config = case.config

@@ -245,6 +245,8 @@ class NextN(torch.nn.Module):  # type: ignore[misc]
             options["layer_types"] = [*options["layer_types"], "full_attention"]
         if options.get("mlp_layer_types"):
             options["mlp_layer_types"] = [*options["mlp_layer_types"], "sparse"]
+        if options.get("indexer_types"):
+            options["indexer_types"] = [*options["indexer_types"], "full"]
         config = type(trunk.config)(**options)
         config._attn_implementation = trunk.config._attn_implementation
         config._experts_implementation = trunk.config._experts_implementation
@@ -269,7 +271,8 @@ class NextN(torch.nn.Module):  # type: ignore[misc]
         mask = torch.full((tokens.numel(), tokens.numel()), -torch.inf, dtype=x.dtype).triu(1)[None, None]
         rotation = trunk.model.rotary_emb(x, positions)
         x = self.layer(x, position_embeddings=rotation, attention_mask=mask, position_ids=positions)
-        return self.shared_head["norm"](x)[0]
+        # A layer of GLM-5 also returns the positions that its indexer has chosen.
+        return self.shared_head["norm"](x[0] if isinstance(x, tuple) else x)[0]
 
     def head(self, trunk: Any, hidden: Any) -> Any:
         """Logits of hidden states [n, e]."""

@@ -23,6 +23,7 @@ the rule.  llama.cpp adds two scores in both cases.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from engine.models.architecture import Architecture
@@ -33,7 +34,13 @@ from engine.models.metadata import MAX_CONTEXT, MAX_LAYERS, Metadata
 
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
-    latent, dense = read_latent(m), m.n_layer
+    latent = latent_of(m)
+    return model_of(m, lambda _: latent)
+
+
+def model_of(m: Metadata, mixer: Callable[[int], LatentConfig]) -> ModelConfig:
+    """The configuration of a file whose layers have the given mixers."""
+    dense = m.n_layer
     experts = None
     if m.mixture:
         dense = m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
@@ -43,12 +50,12 @@ def read(m: Metadata) -> ModelConfig:
         experts = m.with_shared(replace(experts, group_best=1 if experts.gating == "softmax" else 2))
 
     def layer(il: int) -> LayerConfig:
-        return LayerConfig(latent, m.dense(il) if experts is None or il < dense else experts)
+        return LayerConfig(mixer(il), m.dense(il) if experts is None or il < dense else experts)
 
     return m.model(layer)
 
 
-def read_latent(m: Metadata) -> LatentConfig:
+def latent_of(m: Metadata) -> LatentConfig:
     """The latent attention of a file, which has the same sizes in all layers that have it."""
     n_head = m.counts("attention.head_count")[0]
     rank = m.width("attention.kv_lora_rank", 0)

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from engine.models.architecture import Architecture
 from engine.models.config import LayerConfig, ModelConfig
-from engine.models.families.deepseek2 import read_latent
+from engine.models.families.deepseek2 import latent_of
 from engine.models.kda_config import read_kda
 from engine.models.metadata import MAX_LAYERS, Metadata
 
@@ -27,7 +27,7 @@ from engine.models.metadata import MAX_LAYERS, Metadata
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
     delta, n_head_kv = read_kda(m), m.counts("attention.head_count_kv", None, 0)
-    latent = replace(read_latent(m), rope=None, q_rank=m.integer("attention.q_lora_rank", 0, 0))
+    latent = replace(latent_of(m), rope=None, q_rank=m.integer("attention.q_lora_rank", 0, 0))
     dense, experts = m.n_layer, None
     if m.mixture:
         dense = m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)

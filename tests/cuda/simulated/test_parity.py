@@ -64,6 +64,18 @@ SHAPES = {
         d_v=32,
         q_rank=32,
     ),
+    "deepseek32": LatentShape(
+        *("deepseek32", 2, 64, 2, 1, 40, 64, 289, 64, 1e4, 1e-6),
+        tied=False,
+        n_rot=8,
+        experts=ExpertsConfig(3, 2, 32),
+        n_mtp=1,
+        rank=32,
+        n_nope=32,
+        d_v=32,
+        q_rank=32,
+        index=(2, 16, 1),
+    ),
     "deepseek4": DeepSeek4Shape(
         *("deepseek4", 3, 32, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
         tied=False,
@@ -170,6 +182,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("qwen2", "Q4_1", "f32", [1]),
             ("deepseek2", "Q8_0", "f16", [1, 2]),
             ("deepseek4", "Q8_0", "f16", [4]),
+            ("deepseek32", "Q8_0", "f16", [1, 3]),
             ("qwen3", "Q8_0", "q8_0", [2]),
             ("qwen3", "Q8_0", "i12", [2]),
             ("llama", "Q4_K_M", "f16", [2]),
@@ -193,10 +206,19 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    mixtures = ("qwen35moe", "gpt-oss", "deepseek2", "deepseek4", "kimi-linear", "nemotron_h_moe", "llama4")
+    mixtures = (
+        "qwen35moe",
+        "gpt-oss",
+        "deepseek2",
+        "deepseek32",
+        "deepseek4",
+        "kimi-linear",
+        "nemotron_h_moe",
+        "llama4",
+    )
     gate = dict.fromkeys(mixtures, "experts").get(architecture, "activate")
-    others = {"deepseek2": "latent_attention", "kimi-linear": "latent_attention", "deepseek4": "attend_compressed"}
-    attention = others.get(architecture, "attention")
+    latent = dict.fromkeys(("deepseek2", "deepseek32", "kimi-linear"), "latent_attention")
+    attention = (latent | {"deepseek4": "attend_compressed"}).get(architecture, "attention")
     norm = "layer_norm" if architecture == "cohere2" else "rms_norm"
     assert {"embed", norm, "matmul", attention, gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
@@ -211,9 +233,14 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         assert {"append", "compress", "keep", "choose", "join_compressed"} <= kernels
         assert {"stored row", "compressed row", "open block"} <= {check.what for _, check in noted}
         return
-    if architecture == "deepseek2":
+    if architecture == "deepseek32":
+        assert {"layer_norm", "rotate_tail", "keep_keys", "choose_rows", "remember_latent"} <= operations
+        assert {"append_keys", "ends", "choose", "attend_latents"} <= kernels
+    if architecture in latent:
         found = {check.what for site, check in noted if "latent" in site.operation}
-        assert {"stored row", "rotated query", "query times k_b", *CHUNK_PARTS, "result"} == found
+        assert {"stored row", "rotated query", "query times k_b", *CHUNK_PARTS, "result"} == found - {
+            "last of the chosen"
+        }
         assert {"remember_latent", "mtp_input"} <= operations
         assert {"latent_rope", "matmul_heads", "attend_latents"} <= kernels
         return

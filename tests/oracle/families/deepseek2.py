@@ -80,10 +80,10 @@ def _mtp(config: dict[str, Any], own_head: bool) -> Shapes:
     return parts
 
 
-_SIGMOID = ("DeepseekV3", "Glm4MoeLite")
+_SIGMOID = ("DeepseekV3", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa")
 
 
-def _family(
+def family(
     name: str, kind: str, config: dict[str, Any], *, old: bool = False, n_mtp: int = 0, own_head: bool = False,
     architecture: str = "deepseek2",
 ) -> Family:  # fmt: skip
@@ -133,7 +133,7 @@ def _family(
     return Family(name, architecture, kind, config, every, metadata, _NAMES, convert=convert, n_mtp=n_mtp)
 
 
-def _config(
+def config_of(
     n_layer: int, n_embd: int, n_head: int, latent: tuple[int, int], head: tuple[int, int, int], **more: Any
 ) -> dict[str, Any]:
     """latent: its rank and that of the queries, 0 for none; head: nope, rope, v."""
@@ -145,49 +145,49 @@ def _config(
     )  # fmt: skip
 
 
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
-_V2_LITE = _config(
-    3, 72, 3, (64, 0), (32, 16, 32), head_dim=16, rope=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+_V2_LITE = config_of(
+    3, 72, 3, (64, 0), (32, 16, 32), head_dim=16, rope=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
     first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, n_shared_experts=2,
     n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=False, topk_method="greedy",
     tie_word_embeddings=False,
 )  # fmt: skip
 
 CASES = [
-    _family("deepseek2", "DeepseekV2", _V2_LITE),
-    _family("deepseek2-joined", "DeepseekV2", _V2_LITE, old=True),
-    _family(
+    family("deepseek2", "DeepseekV2", _V2_LITE),
+    family("deepseek2-joined", "DeepseekV2", _V2_LITE, old=True),
+    family(
         "deepseek2-groups", "DeepseekV2",
-        _config(
+        config_of(
             2, 64, 4, (32, 48), (16, 8, 24), head_dim=8, first_k_dense_replace=1, n_routed_experts=12,
             num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=1, n_group=4, topk_group=2,
             routed_scaling_factor=16.0, norm_topk_prob=False, topk_method="group_limited_greedy",
             tie_word_embeddings=True,
         ),
     ),
-    _family(
+    family(
         "deepseek2-v3", "DeepseekV3",
-        _config(
-            3, 80, 5, (64, 32), (32, 16, 32), rope=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        config_of(
+            3, 80, 5, (64, 32), (32, 16, 32), rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
             first_k_dense_replace=2, n_routed_experts=16, num_experts_per_tok=4, moe_intermediate_size=32,
             n_shared_experts=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True,
             tie_word_embeddings=False, num_mtp_layers=0,
         ),
     ),
-    _family(
+    family(
         "deepseek2-glm", "Glm4MoeLite",
-        _config(
+        config_of(
             2, 96, 4, (64, 96), (64, 32, 32), n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=64,
             n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.8, norm_topk_prob=True,
             tie_word_embeddings=False,
         ),
         n_mtp=1,
     ),
-    _family(
+    family(
         "deepseek2-temperature", "Mistral4",
-        _config(
+        config_of(
             3, 88, 4, (48, 40), (24, 16, 32),
-            rope=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+            rope=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
             first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
             n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=True,
             tie_word_embeddings=False,
