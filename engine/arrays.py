@@ -6,7 +6,7 @@ operation to the next (``engine/ops/arithmetic.py``).
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 
 class Value(Protocol):
@@ -94,6 +94,16 @@ class Thinned(Generic[A_co]):
     masses: A_co | None = None
 
 
+@dataclass
+class SharedPositions:
+    """The positions that the last layer with an indexer has selected, for the layers after it.
+
+    rows: int32 [rows, top_k], an array of the backend; None: no layer has selected any.
+    """
+
+    rows: Any = None
+
+
 @dataclass(frozen=True)
 class Batch(Generic[A_co]):
     """The rows that a forward pass reads.
@@ -109,6 +119,8 @@ class Batch(Generic[A_co]):
     observed: whether the masses of chunks are computed.  All rows belong to one sequence, and are at most as many as a decode
         batch has.
     thinned: what attention needs if sequences may be thinned, once ``Model.placed`` has computed it; None if they may not.
+    choice: what layers of this pass share of selected positions, once ``Model.placed`` has prepared it; None if they share
+        nothing.
     """
 
     tokens: A_co
@@ -119,6 +131,7 @@ class Batch(Generic[A_co]):
     role: Role = Role.DECODE
     observed: bool = False
     thinned: Thinned[A_co] | None = None
+    choice: SharedPositions | None = None
 
     @property
     def rows(self) -> int:

@@ -374,21 +374,32 @@ def attention(types: str, which: str, normed: bool = False, many: int = 0) -> Ro
     return rows
 
 
-def latents(which: str, half: bool) -> Rows:
+def latents(which: str, half: bool, indexed: bool = False) -> Rows:
+    """indexed: whether a row attends to one position, which an indexer selects."""
+
     def rows(device: Device, bad: float | None) -> list[np.ndarray]:
         n_head, n_nope, n_rope, rank = 2, 32, 16, 64
         widths = {"q": n_head * n_nope, "q_rope": n_head * n_rope, "c": rank, "k_rope": n_rope}
+        widths |= {"key": 32, "index": 3 * 32, "weight": 3} if indexed else {}
         given = {name: draw(ROWS, width, seed=k) for k, (name, width) in enumerate(widths.items())}
-        given[which] = with_bad(given[which], bad)
+        given[which] = with_bad(given[which], bad, 1)
         k_b, v_b = (replace(weight("Q8_0", n_head * r, k), stack=n_head) for r, k in ((rank, n_nope), (32, rank)))
         by_k, by_v = (device.ops.weight(m) for m in (k_b, v_b))
         norm, table = device.up(1 + draw(rank) / 9), device.up(draw(64, 2, n_rope // 2))
         latent: Latent[Any, Any] = Latent(n_head, n_nope, n_rope, rank, 32, 0.2, 1e-6, norm, by_k, by_v, table)
         kind = F16 if half else F32
-        memory = device.memory(LatentCacheSpec(rank + n_rope), 64, kind)
+        memory = device.memory(LatentCacheSpec(rank + n_rope, *((32, 1) if indexed else (0, 0))), 64, kind)
         x = [device.up(part) for part in given.values()]
-        batch = rows_from(0, device)
-        return device.run(lambda: device.ops.latent_attention(latent, *x, memory, batch))
+        batch, ops = rows_from(0, device), device.ops
+
+        def operation() -> Any:
+            chosen = None
+            if indexed:
+                ops.keep_keys(x[4], memory.keys, batch)
+                chosen = ops.choose_rows(x[5], x[6], 0.25, 1, 1, memory.keys, batch)
+            return ops.latent_attention(latent, *x[:4], memory, batch, chosen)
+
+        return device.run(operation)
 
     return rows
 
@@ -574,6 +585,7 @@ OTHERS = [
         for which in "qkv"
     ),
     *(Case(f"latent attention {which}", latents(which, True)) for which in ("q", "q_rope", "c", "k_rope")),
+    *(Case(f"indexer of positions, {which}", latents(which, True, True)) for which in ("key", "index", "weight")),
     *(Case(f"delta net, {which}", delta_net(which)) for which in ("value", "alpha", "beta")),
     *(Case(f"kda, {which}", kda(part)) for part, which in enumerate("qkvfb")),
     *(Case(f"mamba, {which}", mamba(which)) for which in ("x", "gate", "step")),

@@ -25,8 +25,8 @@ from engine.cache.types import CHUNK, CacheType, Types, refusal_for_latents
 class LatentCacheSpec(CacheSpec):
     """The specification of the cache of latent attention: ``width`` elements per position, for the whole context.
 
-    n_keys: the number of elements of an indexer's key; 0: there is no indexer.
-    top_k: the number of positions that the indexer selects.
+    n_keys: the number of elements of an indexer's key; 0: the layer has no indexer.
+    top_k: the number of positions that an indexer selects for the layer; 0: it attends to all.
     """
 
     width: int
@@ -53,7 +53,7 @@ class LatentCacheSpec(CacheSpec):
         keys = None
         if self.n_keys:
             keys = PagedRows(memory.pages(pool, (pool.n_pages, self.n_keys, CHUNK), types.k.dtype), table)
-        chooses = keys is not None and int(table.shape[1]) * CHUNK > self.top_k
+        chooses = 0 < self.top_k < int(table.shape[1]) * CHUNK
         return LatentCache(rows, table, types.k, types.v, self.width, memory.max_rows, keys, self.top_k, chooses)
 
 
@@ -65,8 +65,8 @@ class LatentCache(LayerMemory[A]):
     table: int32 [sequences, chunks], the pages of the chunks of each sequence.
     max_rows: the maximum number of rows in a pass that reads the cache.
     keys: the keys of the indexer, or None.
-    top_k: the number of positions that the indexer selects.
-    chooses: whether a sequence can be so long that the indexer leaves positions out.
+    top_k: the number of positions that an indexer selects.
+    chooses: whether a sequence can be so long that an indexer leaves positions out.
     k_type, v_type: the element type; both are the same.
     """
 
@@ -96,11 +96,13 @@ class LatentCache(LayerMemory[A]):
 
         visible: int64 [tokens], the number of positions that each token sees, its own included.
         """
-        if not self.chooses or self.keys is None:
+        if not self.chooses:
             return self.k_type.row_bytes(self.width) * float(visible.mean())
-        scored = float(np.where(visible > self.top_k, visible, 0).mean())
-        total = self.k_type.row_bytes(int(self.keys.rows.shape[1])) * scored
-        return total + self.k_type.row_bytes(self.width) * float(np.minimum(visible, self.top_k).mean())
+        total = self.k_type.row_bytes(self.width) * float(np.minimum(visible, self.top_k).mean())
+        if self.keys is not None:
+            scored = float(np.where(visible > self.top_k, visible, 0).mean())
+            total += self.k_type.row_bytes(int(self.keys.rows.shape[1])) * scored
+        return total
 
     def contents(self, length: int, download: Download) -> Iterator[tuple[str, np.ndarray]]:
         """The names and arrays of the first ``length`` positions of the sequence in slot 0: latents [length, width], and keys

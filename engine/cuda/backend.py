@@ -763,6 +763,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self.recorder.launch(taps.rows_before(), (-(-n // 256), rows), 256, arguments, result=out)
         return out
 
+    def reinterpret(self, x: Tensor, dtype: DTypeLike) -> Tensor:
+        return replace(x, dtype=dtype)
+
     def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
         rows, columns, begin = parts[0].shape[0], sum(part.shape[1] for part in parts), 0
         out = self.recorder.empty((rows, columns))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from engine.arrays import Array, Batch, Matrix, Role, Thinned, Value
+from engine.arrays import Array, Batch, Matrix, Role, SharedPositions, Thinned, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.pages import PagedMemory
 from engine.cache.recurrent import Snapshot
@@ -27,7 +27,7 @@ from engine.models.drafter import Drafter, Fusion
 from engine.models.joint import JointStage
 from engine.models.linear import Linear
 from engine.models.loader import Loader
-from engine.models.needs import cache_specs, hidden_ring, stream_width
+from engine.models.needs import cache_specs, crossing_width, hidden_ring
 from engine.models.norm import load_norm
 from engine.models.placement import LayerPart, Placement, parts_of
 from engine.models.routed import MixtureHead
@@ -131,7 +131,7 @@ class Model(Loader):
         self.streaming: Streaming | None = None
         self._divide()
         #: Memory for the residual streams between stages.
-        self._buffers = StreamBuffers(placement.accelerator, self.max_rows, stream_width(config))
+        self._buffers = StreamBuffers(placement.accelerator, self.max_rows, crossing_width(config))
 
     @property
     def devices(self) -> tuple[Ops, ...]:
@@ -168,7 +168,7 @@ class Model(Loader):
         n_used = max((self.layers[part.layer].network.experts.n_used for part in routed), default=0)
         if any(il < config.n_layer and self.placement.mixers[il] is not gpu for il in config.taps):
             return None  # the network that drafts would need rows that only the CPU has
-        exchange = gpu.exchange(len(self.stages) - 1, gpu.decode_rows, stream_width(config), n_used)
+        exchange = gpu.exchange(len(self.stages) - 1, gpu.decode_rows, crossing_width(config), n_used)
         if exchange is None:
             return None
         heads: dict[int, MixtureHead] = {}
@@ -225,11 +225,13 @@ class Model(Loader):
     # --- thinned sequences --------------------------------------------------------------------------------------
 
     def placed(self, ops: Ops, batch: Batch[Array], observed: bool = False) -> Batch[Array]:
-        """The batch with what attention needs if sequences may be thinned.
+        """The batch with what attention needs if sequences may be thinned, or if layers share selected positions.
 
         ops: the backend of the layers that come next.
         observed: whether their attention adds masses to those of the rows.
         """
+        if self.config.n_shared and batch.choice is None:
+            batch = replace(batch, choice=SharedPositions())
         memory = self.cache.memories.get(ops)
         if memory is None or memory.dropped is None or batch.thinned is not None:
             return batch

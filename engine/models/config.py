@@ -159,6 +159,11 @@ class ModelConfig:
         return frozenset(rope for layer in self.all_layers for rope in layer.mixer.rotations)
 
     @property
+    def n_shared(self) -> int:
+        """The most elements of 4 bytes per row that mixers of the trunk take from earlier ones; 0: they take none."""
+        return max(layer.mixer.n_shared for layer in self.layers)
+
+    @property
     def rounding(self) -> str:
         """The name of the rule by which layers round stored rows; "" if they are not rounded."""
         return next((layer.mixer.rounding for layer in self.all_layers if layer.mixer.rounding), "")

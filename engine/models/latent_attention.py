@@ -12,6 +12,7 @@ With an indexer (DeepSeek-V3.2, 2025), a position also has a key, layer_norm(a W
 top_k positions that it sees with the largest sum over h of (a Wproj)_h relu(q''_h . key) / sqrt(n_index d), where q'' =
 rms_norm(a Wq_a) Wq''; the first elements of keys and of q'' are rotated.  In files, these elements are in an order of the
 model: here they are the last ones, in pairs of neighbours, in keys and queries alike, which does not change their products.
+A layer without an indexer may attend to the positions that the last layer with one has selected (``Batch.choice``).
 """
 
 from dataclasses import dataclass, replace
@@ -109,6 +110,11 @@ class LatentAttention(Mixer):
                 self.indexer.keep(ops, rest[0], memory, batch)
                 if memory.chooses:
                     chosen = self.indexer.choose(ops, others[0], rest[1], memory, batch)
+                    if batch.choice is not None:
+                        batch.choice.rows = chosen
+            elif memory.chooses:
+                assert batch.choice is not None
+                chosen = batch.choice.rows
         return ops.latent_attention(self.latent, q, q_rope, c, k_rope, memory, batch, chosen)
 
     def _of_indexer(self, chooses: bool) -> list[Linear]:
@@ -160,6 +166,7 @@ def _load_indexer(loader: Loader, name: str, c: LatentConfig, own: IndexerConfig
     """Load the tensors ``attn_q_b``, ``attn_k``, ``k_norm`` and ``proj`` of an indexer, with the rotated elements of heads as
     the last ones, in pairs of neighbours."""
     n_embd, half = loader.config.n_embd, c.n_rope // 2
+    assert c.rope is not None
     queries = loader.weight(name + "attn_q_b.weight", own.n_head * own.d, c.q_rank)
     keys = loader.weight(name + "attn_k.weight", own.d, n_embd)
     rotated = np.arange(c.n_rope)

@@ -25,7 +25,9 @@ class LatentConfig(MixerConfig):
     q_rank: the number of elements of a latent from which the queries of all heads are computed; 0: there is no such latent.
     temperature: (s, n, o), if queries at position p are multiplied by 1 + s ln(1 + (p + o) // n); None: there is no such
         factor.
-    indexer: the indexer, which selects the positions that a token attends to; None: it attends to all.
+    indexer: the indexer, which selects the positions that a token attends to; None: there is none.
+    shared: the number of positions that the indexer of an earlier layer selects for this layer, too; 0: a layer without an
+        indexer attends to all.
     """
 
     n_head: int
@@ -38,6 +40,17 @@ class LatentConfig(MixerConfig):
     q_rank: int = 0
     temperature: tuple[float, int, int] | None = None
     indexer: IndexerConfig | None = None
+    shared: int = 0
+
+    @property
+    def top_k(self) -> int:
+        """The number of positions that a token attends to; 0: all."""
+        return self.indexer.top_k if self.indexer is not None else self.shared
+
+    @property
+    def n_shared(self) -> int:
+        """The positions that the layer takes from an earlier one."""
+        return self.shared
 
     @property
     def width(self) -> int:
@@ -46,17 +59,17 @@ class LatentConfig(MixerConfig):
 
     def cache_spec(self, rewind: int, decode_rows: int) -> LatentCacheSpec:
         """The specification of the cache: latents, and keys of the indexer."""
-        keys, top_k = (self.indexer.d, self.indexer.top_k) if self.indexer is not None else (0, 0)
-        return LatentCacheSpec(self.width, keys, top_k)
+        return LatentCacheSpec(self.width, self.indexer.d if self.indexer is not None else 0, self.top_k)
 
     @property
     def row_elements(self) -> int:
         """An estimate of the number of elements per row of a latent and, for each head, of its query before and after the
         product with k_b and of its result before and after the product with v_b; and of the indexer's queries, key and
         selected positions."""
-        heads, index, own = self.n_head * (self.n_nope + 2 * self.n_rope + 2 * self.rank + self.d_v), 0, self.indexer
+        heads, own = self.n_head * (self.n_nope + 2 * self.n_rope + 2 * self.rank + self.d_v), self.indexer
+        index = self.top_k + 1
         if own is not None:
-            index = own.n_head * (2 * own.d + 1) + 3 * own.d + own.top_k + 1
+            index += own.n_head * (2 * own.d + 1) + 3 * own.d
         return self.q_rank + 2 * self.width + heads + index
 
     @property
@@ -66,7 +79,7 @@ class LatentConfig(MixerConfig):
 
     def scratch_bytes(self, scratch: Scratch, n_ctx: int, rows: int) -> int:
         """The memory in bytes for the results of chunks before they are joined."""
-        positions = min(n_ctx, self.indexer.top_k) if self.indexer is not None else n_ctx
+        positions = min(n_ctx, self.top_k or n_ctx)
         return scratch.latent_scratch_bytes(self.n_head, self.rank, positions, rows)
 
     def score_bytes(self, n_ctx: int) -> int:

@@ -52,6 +52,11 @@ class MixerConfig(ABC):
         return None
 
     @property
+    def n_shared(self) -> int:
+        """The number of elements of 4 bytes per row that the mixer takes from a mixer of an earlier layer; 0: none."""
+        return 0
+
+    @property
     def rotations(self) -> tuple[RopeConfig, ...]:
         """The rotations whose angles the mixer needs."""
         return ()

@@ -110,6 +110,11 @@ def stream_width(config: ModelConfig) -> int:
     return config.n_embd * (config.streams.count if config.streams is not None else 1)
 
 
+def crossing_width(config: ModelConfig) -> int:
+    """The number of elements of 4 bytes per row that go from one stage to the next."""
+    return stream_width(config) + config.n_shared
+
+
 def angle_bytes(config: ModelConfig, positions: int) -> int:
     """The size in bytes of the rotation angles of ``positions`` positions: a cosine and a sine for each pair of each kind of
     rotation."""
@@ -127,6 +132,6 @@ def row_bytes(config: ModelConfig) -> int:
     told = 3 * config.n_layer * config.n_per_layer
     streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
     taps = 2 * len(config.taps) * config.n_embd
-    floats = 8 * config.n_embd + mixers + networks + told + streams + taps
+    floats = 8 * config.n_embd + mixers + networks + told + streams + taps + 4 * config.n_shared
     # The factor 3 / 2 accounts for int8 and for fragmentation.
     return 4 * floats * 3 // 2

@@ -105,8 +105,9 @@ class Placement:
 
     def routed(self, config: ModelConfig) -> list[LayerPart]:
         """The networks that are cut in decode passes: mixtures on a device without memory of its own, between parts on one
-        with it.  Mixtures beside a dense network, and those of models with several residual streams, are not."""
-        if config.streams is not None:
+        with it.  Mixtures beside a dense network, and those of models with several residual streams, or whose layers share
+        selected positions, are not."""
+        if config.streams is not None or config.n_shared:
             return []
         every = list(self.parts(config))
         places = [self.first, *(ops for _, ops in every), self.last]

@@ -1,7 +1,8 @@
 """A stage: a run of parts of a model that one device computes.
 
 What crosses the border of two stages is the residual stream, float32 [rows, width], and the per-layer embeddings of the
-tokens if the model has them, float32 [n_layer, rows, n_per_layer].  If a network that drafts reads the residual stream before
+tokens if the model has them, float32 [n_layer, rows, n_per_layer].  If layers share selected positions, their bits follow the
+elements of the residual stream.  If a network that drafts reads the residual stream before
 some layers, these *taps*, float32 [rows, n_embd] each, go to the last stage.  All are copied through host memory.  A device
 may read a pass in slices, since the bits of a row do not depend on the other rows.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from engine.arrays import Array, Batch, Role
 from engine.cache.kv import KVCache
 from engine.models.config import ModelConfig
-from engine.models.needs import stream_width
+from engine.models.needs import crossing_width, stream_width
 from engine.models.placement import LayerPart
 from engine.ops.operations import Ops
 
@@ -64,7 +65,7 @@ class StageInputs:
         self.ops = ops
         #: The maximum number of rows that the backend reads at a time.
         self.rows = max(ops.decode_rows, min(ops.max_rows, max_rows))
-        self.x = ops.zeros((self.rows, stream_width(config)), np.float32)
+        self.x = ops.zeros((self.rows, crossing_width(config)), np.float32)
         told = config.n_layer * config.n_per_layer
         self.told = ops.zeros((self.rows * told,), np.float32) if told else None
         tapped = [il for il in config.taps if il < config.n_layer]
@@ -154,25 +155,47 @@ class Stage:
         return self.compute(batch, n_logits)
 
     def compute_from(self, x: Array | None, batch: Batch[Array], n_logits: int) -> Array | None:
-        """The result of :meth:`compute` for a residual stream x before the stage, float32 [rows, width]; None: the one that
-        :meth:`run` has copied to the device, or the embeddings."""
+        """The result of :meth:`compute` for x, what has crossed the border before the stage, float32 [rows, width]; None:
+        what :meth:`run` has copied to the device, or the embeddings."""
         model, c, inputs = self._model, self._model.config, self._inputs
         batch = model.placed(self.ops, batch)
         if inputs.told is not None:
             count = c.n_layer * c.n_per_layer * batch.rows
             told = inputs.told[slice(count)].reshape(c.n_layer, batch.rows, c.n_per_layer)
             batch = replace(batch, per_layer=told)
-        if x is None:
-            x = model.embed(batch) if self._is_first else inputs.x[slice(batch.rows)]
+        if x is None and self._is_first:
+            x = model.embed(batch)
+        else:
+            x = self._entered(inputs.x[slice(batch.rows)] if x is None else x, batch)
         for part in self.parts:
             if part.begins(c):
                 inputs.keep(part.layer, x, batch)
             compute = model.mix if part.mixer else model.feed
             x = compute(self.ops, part.layer, x, batch)
         if not self.is_last:
-            return x
+            return self._leaving(x, batch)
         taps = [inputs.taps[il][slice(batch.rows)] if il < c.n_layer else x for il in c.taps]
         return model.finish(x, batch, n_logits, taps)
+
+    def _entered(self, x: Array, batch: Batch[Array]) -> Array:
+        """The residual stream, float32 [rows, width], from what has crossed the border before the stage."""
+        c, ops, choice = self._model.config, self.ops, batch.choice
+        if not c.n_shared:
+            return x
+        assert choice is not None
+        width = stream_width(c)
+        choice.rows = ops.reinterpret(ops.columns(x, width, c.n_shared), np.int32)
+        return ops.columns(x, 0, width)
+
+    def _leaving(self, x: Array, batch: Batch[Array]) -> Array:
+        """What crosses the border after the stage, from the residual stream x [rows, width]: float32 [rows, width + n]."""
+        c, ops, choice = self._model.config, self.ops, batch.choice
+        if not c.n_shared:
+            return x
+        assert choice is not None
+        if choice.rows is None:  # something of this size, which nobody reads
+            return ops.join_columns([x, ops.repeat(ops.columns(x, 0, 1), c.n_shared)])
+        return ops.join_columns([x, ops.reinterpret(choice.rows, np.float32)])
 
     # --- passes ----------------------------------------------------------------------------------------------------
 

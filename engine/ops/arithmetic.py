@@ -7,6 +7,8 @@ the inputs and on the contents of the caches.  It does not depend on the number 
 from collections.abc import Sequence
 from typing import Protocol
 
+from numpy.typing import DTypeLike
+
 from engine.arrays import A, Batch, M, V
 from engine.cache.compressed import Blocks, CompressedCache, PagedRows
 from engine.cache.kv import AttentionCache
@@ -307,6 +309,9 @@ class Arithmetic(Protocol[A, V, M]):
 
     def columns(self, x: A, begin: int, n: int) -> A:
         """n columns of x [rows, width] from column ``begin`` on.  Returns a new array, float32 [rows, n]."""
+
+    def reinterpret(self, x: A, dtype: DTypeLike) -> A:
+        """A view of the memory of x as elements of another type of the same size, of the same shape."""
 
     def altup_enter(self, x: A, a: A) -> A:
         """The streams of alternating updates (Baykal et al. 2023) before the first layer.

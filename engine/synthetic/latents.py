@@ -13,7 +13,8 @@ class LatentShape(Shape):
 
     ``head_dim`` is the length of what is stored per position, rank + n_rot.  ``sigmoid``: the router's law is that of
     DeepSeek-V3 and GLM, else that of V2.  ``yarn``: the factor of the context's extension from 4096 positions; 0: none.
-    ``index``: heads of the indexer, their size, and the positions that are chosen, of deepseek32; (0, 0, 0): none.
+    ``index``: heads of the indexer, their size, and the positions that are chosen, of deepseek32 and glm-dsa; (0, 0, 0):
+    none.  ``shared``: the number of last layers of the trunk of a glm-dsa that share the choice of the layer before them.
     """
 
     rank: int = 512
@@ -24,6 +25,7 @@ class LatentShape(Shape):
     sigmoid: bool = True
     yarn: float = 0.0
     index: tuple[int, int, int] = (0, 0, 0)
+    shared: int = 0
 
     @property
     def value_dim(self) -> int:
@@ -38,7 +40,8 @@ class LatentShape(Shape):
             block = f"blk.{layer}."
             yield block + "attn_norm.weight", (e,)
             yield from self._mixer(block, layer)
-            yield from self._indexer(block)
+            if not self.n_layer - self.shared <= layer < self.n_layer:
+                yield from self._indexer(block)
             yield block + "ffn_norm.weight", (e,)
             yield from self._feed_forward(block) if layer == 0 else self._mixture(block)
             if layer >= self.n_layer:
@@ -100,6 +103,8 @@ class LatentShape(Shape):
         if self.index[2]:
             names = ("head_count", "key_length", "top_k")
             found |= {f"attention.indexer.{name}": n for name, n in zip(names, self.index, strict=True)}
+        if self.shared:
+            found["attention.indexer.types"] = [il < self.n_layer - self.shared for il in range(self.n_layer)]
         if self.yarn:
             found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": self.yarn}
             found |= {"rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707}
@@ -126,6 +131,11 @@ LATENTS: dict[str, Shape] = {
     "tiny-deepseek32": LatentShape(
         "deepseek32", 3, 256, 3, 1, 96, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, n_rot=32, n_mtp=1,
         experts=ExpertsConfig(7, 3, 256), rank=64, n_nope=64, d_v=32, q_rank=128, index=(5, 64, 70),
+    ),
+    # The last two layers share a choice.
+    "tiny-glm-dsa": LatentShape(
+        "glm-dsa", 3, 256, 3, 1, 96, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, n_rot=32, n_mtp=1,
+        experts=ExpertsConfig(7, 3, 256), rank=64, n_nope=64, d_v=32, q_rank=128, index=(5, 64, 70), shared=2,
     ),
 }
 # fmt: on

@@ -46,6 +46,7 @@ KINDS = {
     "gemma3n": Kind("tiny-gemma3n", "Q4_K_M"),
     "latents": Kind("tiny-deepseek2", "Q4_K_M"),
     "chosen latents": Kind("tiny-deepseek32", "Q4_K_M"),
+    "shared choice": Kind("tiny-glm-dsa", "Q4_K_M"),
     "convolutions": Kind("tiny-lfm2moe", "Q4_K_M"),
     "mamba": Kind("tiny-granitehybrid-moe", "Q4_K_M"),
     "kda": Kind("tiny-kimi-linear", "Q4_K_M"),

@@ -35,6 +35,9 @@ BOUNDED = {
     "deepseek4": ("ffn_norm", "blk.3.attn_compressor_norm"),
     # Queries, as by attn_q_norm.
     "mistral4": ("attn_q_a_norm",),
+    "deepseek32": ("attn_q_a_norm",),
+    # The indexer chooses as many positions as the prompt has.
+    "glm-dsa": ("attn_q_a_norm", "indexer.k_norm"),
 }
 """The same in single architectures."""
 

@@ -220,6 +220,9 @@ def check_mixer(published: Published, mixer: Any, kind: str) -> None:
         assert sizes == tuple(text.get(name) or 0 for name in names)
         assert kind == "full_attention" and (mixer.rope is None) == bool(text.get("mla_use_nope"))
         own = mixer.indexer
+        if mixer.shared:
+            assert own is None and mixer.shared == text["index_topk"]
+            return
         found = (own.n_head, own.d, own.top_k) if own is not None else (None,) * 3
         assert found == tuple(text.get(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
         return
@@ -352,6 +355,10 @@ def test_a_published_model(name: str) -> None:
         assert factors == pytest.approx((text[names[0]], text[names[1]], 1 / text[names[2]]))
     if "logit_scale" in text:
         assert factors == (1.0, 1.0, np.float32(text["logit_scale"]))
+    if "indexer_types" in text:
+        mixers = [layer.mixer for layer in config.layers]
+        found = [isinstance(mixer, LatentConfig) and mixer.indexer is not None for mixer in mixers]
+        assert found == [kind == "full" for kind in text["indexer_types"]]
     types = published.types()
     for il, layer in enumerate(config.layers):
         check_mixer(published, layer.mixer, types[il])

@@ -74,6 +74,19 @@ CHANGES = {
         "tensor blk.0.attn_q_norm.weight has shape [16] where the metadata requires [5, 16]; the file is inconsistent.",
         tensors={"blk.0.attn_q_norm.weight": (16,), "blk.0.attn_k_norm.weight": (16,)},
     ),
+    "positions that no layer has selected": Change(
+        "glm-dsa-shared",
+        "attention.indexer.types at byte",
+        keys={"attention.indexer.types": [False, True, True, True, True]},
+    ),
+    "an indexer without a rank of queries": Change(
+        "deepseek32",
+        "is missing, and the queries of an indexer need it: convert the model again",
+        keys={"attention.q_lora_rank": 0},
+    ),
+    "short keys of an indexer": Change(
+        "deepseek32", "is 8, fewer than the 16 dimensions that are rotated", keys={"attention.indexer.key_length": 8}
+    ),
     "no window": Change("cohere2", "is 0, outside 1", keys={"attention.sliding_window": 0}),
     "frames": Change(
         "llama4",

@@ -68,6 +68,7 @@ MIXTURE = (
     "glm4moe",
     "deepseek2",
     "deepseek32",
+    "glm-dsa",
     "deepseek4",
     "step35",
     "lfm2moe",
@@ -261,7 +262,7 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     recurrent = (*HYBRID, *MAMBA, "kimi-linear")
     assert (f"{arch}.ssm.conv_kernel" in meta) == ("blk.0.ssm_a" in made.tensors) == (arch in recurrent)
     assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (
-        arch in (*HYBRID, "glm4moe", "deepseek2", "deepseek32", "step35")
+        arch in (*HYBRID, "glm4moe", "glm-dsa", "deepseek2", "deepseek32", "step35")
     )
     if shape.experts:
         assert shape.experts.n_expert.bit_count() > 1

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from engine.arrays import Batch
 from engine.cpu import add, delta_net, glu, layer_norm, mtp, per_layer, rms_norm, rope, softcap, taps
@@ -138,6 +139,9 @@ class RowOperations(SharedOperations):
         out = self.empty((rows, n))
         self.do(taps.rows_before, hiddens, batch.positions, batch.sequences, out, items=rows, ns=0.1 * n)
         return out
+
+    def reinterpret(self, x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+        return x.view(dtype)
 
     def join_columns(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         (rows, _), widths = parts[0].shape, [part.shape[1] for part in parts]

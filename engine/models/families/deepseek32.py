@@ -5,6 +5,9 @@ Layers are those of deepseek2 (``engine/models/families/deepseek2.py``), except 
 (``engine/models/latent_attention.py``), and to all of them as long as there are no more (llama.cpp,
 ``src/models/deepseek32.cpp``, ``src/models/glm-dsa.cpp``).  Of positions with equal scores, the lower one is preferred.
 
+In GLM-5.2 and 5.3, the first three layers and then every fourth one have an indexer.  The others attend to the positions that
+the last layer with an indexer has selected.
+
 The rotation of the indexer has pairs (i, i + n_rope / 2) in DeepSeek-V3.2, and (2i, 2i + 1) in GLM-5.
 
 DeepSeek's own code and llama.cpp multiply keys and queries of the indexer by a Hadamard matrix, which does not change their
@@ -22,7 +25,8 @@ from engine.models.latent_config import LatentConfig
 from engine.models.metadata import Metadata
 
 SHARED_FROM = 1 << 20
-"""The shortest context of the models whose layers share selected positions, for files without the key that says so."""
+"""The shortest context of GLM-5.2 and 5.3, in files without the key that says which layers have an indexer: the first three,
+and then every fourth."""
 
 
 def read(m: Metadata) -> ModelConfig:
@@ -32,15 +36,26 @@ def read(m: Metadata) -> ModelConfig:
 
 
 def read_glm(m: Metadata) -> ModelConfig:
-    """The configuration of a GLM-5."""
+    """The configuration of a GLM-5, 5.1, 5.2 or 5.3."""
+    latent, full = _indexed(m, neox=False), _full(m)
+    assert latent.indexer is not None
+    shared = replace(latent, indexer=None, shared=latent.indexer.top_k)
+    # A layer that drafts may have no indexer, and then attends to all positions.
+    drafting = latent if f"blk.{m.n_layer}.indexer.attn_k.weight" in m.gguf.tensors else replace(latent, indexer=None)
+    mixers = [latent if own else shared for own in full] + [drafting] * m.n_mtp
+    return model_of(m, mixers.__getitem__)
+
+
+def _full(m: Metadata) -> list[bool]:
+    """For each layer of the trunk of a GLM-5, whether it has an indexer."""
     name = "attention.indexer.types"
-    full = all(m.flags(name)) if m.has(name) else m.n_ctx_train < SHARED_FROM
-    if not full:
-        m.unsupported(
-            "GLM 5.2, whose layers share the positions that an indexer selects, is not supported; use GLM 5 or 5.1."
-        )
-    latent = _indexed(m, neox=False)
-    return model_of(m, lambda _: latent)
+    if not m.has(name):
+        period = 1 if m.n_ctx_train < SHARED_FROM else 4
+        return [max(0, il - 2) % period == 0 for il in range(m.n_layer)]
+    full = m.flags(name)
+    if not full[0]:
+        m.refuse(name, "says that layer 0 has no indexer, and no layer before it selects positions")
+    return full
 
 
 def _indexed(m: Metadata, neox: bool) -> LatentConfig:
@@ -63,5 +78,5 @@ def _indexed(m: Metadata, neox: bool) -> LatentConfig:
 
 ARCHITECTURES = (
     Architecture("deepseek32", "DeepSeek V3.2", read, "transformers DeepseekV32ForCausalLM", "MTP"),
-    Architecture("glm-dsa", "GLM 5 and 5.1", read_glm, "transformers GlmMoeDsaForCausalLM", "MTP"),
+    Architecture("glm-dsa", "GLM 5 to 5.3", read_glm, "transformers GlmMoeDsaForCausalLM", "MTP"),
 )

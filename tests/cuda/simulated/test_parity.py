@@ -76,6 +76,20 @@ SHAPES = {
         q_rank=32,
         index=(2, 16, 1),
     ),
+    # The second layer shares the choice of the first one.
+    "glm-dsa": LatentShape(
+        *("glm-dsa", 2, 64, 2, 1, 40, 64, 289, 64, 1e4, 1e-6),
+        tied=False,
+        n_rot=8,
+        experts=ExpertsConfig(3, 2, 32),
+        n_mtp=1,
+        rank=32,
+        n_nope=32,
+        d_v=32,
+        q_rank=32,
+        index=(2, 16, 1),
+        shared=1,
+    ),
     "deepseek4": DeepSeek4Shape(
         *("deepseek4", 3, 32, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
         tied=False,
@@ -183,6 +197,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("deepseek2", "Q8_0", "f16", [1, 2]),
             ("deepseek4", "Q8_0", "f16", [4]),
             ("deepseek32", "Q8_0", "f16", [1, 3]),
+            ("glm-dsa", "Q8_0", "f16", [3]),
             ("qwen3", "Q8_0", "q8_0", [2]),
             ("qwen3", "Q8_0", "i12", [2]),
             ("llama", "Q4_K_M", "f16", [2]),
@@ -211,13 +226,14 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         "gpt-oss",
         "deepseek2",
         "deepseek32",
+        "glm-dsa",
         "deepseek4",
         "kimi-linear",
         "nemotron_h_moe",
         "llama4",
     )
     gate = dict.fromkeys(mixtures, "experts").get(architecture, "activate")
-    latent = dict.fromkeys(("deepseek2", "deepseek32", "kimi-linear"), "latent_attention")
+    latent = dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "kimi-linear"), "latent_attention")
     attention = (latent | {"deepseek4": "attend_compressed"}).get(architecture, "attention")
     norm = "layer_norm" if architecture == "cohere2" else "rms_norm"
     assert {"embed", norm, "matmul", attention, gate} <= operations
@@ -233,7 +249,7 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         assert {"append", "compress", "keep", "choose", "join_compressed"} <= kernels
         assert {"stored row", "compressed row", "open block"} <= {check.what for _, check in noted}
         return
-    if architecture == "deepseek32":
+    if architecture in ("deepseek32", "glm-dsa"):
         assert {"layer_norm", "rotate_tail", "keep_keys", "choose_rows", "remember_latent"} <= operations
         assert {"append_keys", "ends", "choose", "attend_latents"} <= kernels
     if architecture in latent:

@@ -58,6 +58,7 @@ def facts(llm: engine.LLM) -> list[bytes]:
         ("qwen35moe", {"n_cpu_moe": 2}),
         ("qwen35moe", {"override_tensor": r"blk\.0\.=gpu,attn|ssm=cpu"}),
         ("deepseek2", {"override_tensor": r"^output=cpu,blk\.0\.ffn=cpu"}),
+        ("glm-dsa", {"override_tensor": "ffn=cpu"}),
         ("deepseek4", {"n_gpu_layers": 2, "override_tensor": "attn=cpu"}),
         ("lfm2", {"n_gpu_layers": 1}),
         ("lfm2", {"override_tensor": "attn=cpu,shortconv=gpu,ffn=cpu"}),

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 and GLM-5: DeepSeek-V3 whose attention reads what an indexer chooses.
+"""DeepSeek-V3.2, GLM-5 and 5.2: DeepSeek-V3 whose attention reads what an indexer chooses.
 
 ``transformers``: DeepseekV32ForCausalLM, GlmMoeDsaForCausalLM.  llama.cpp: src/models/deepseek32.cpp, src/models/glm-dsa.cpp;
 DeepseekV32Model of conversion/deepseek.py, GlmMoeDsaModel of conversion/glm.py.
@@ -35,13 +35,17 @@ def _indexer(config: dict[str, Any]) -> Shapes:
 def _indexed(name: str, architecture: str, kind: str, config: dict[str, Any]) -> Family:
     plain = family(name, kind, config, n_mtp=1, architecture=architecture)
     weights: Shapes = {}
-    for il in range(config["num_hidden_layers"] + 1):
+    n_layer = config["num_hidden_layers"]
+    types = config.get("indexer_types", ["full"] * n_layer)
+    for il in [*(il for il, kind in enumerate(types) if kind == "full"), n_layer]:
         weights |= {f"model.layers.{il}.{part}": shape for part, shape in _indexer(config).items()}
     metadata = {
         "attention.indexer.head_count": config["index_n_heads"],
         "attention.indexer.key_length": config["index_head_dim"],
         "attention.indexer.top_k": config["index_topk"],
     }
+    if "indexer_types" in config:
+        metadata["attention.indexer.types"] = [kind == "full" for kind in types]
     return replace(
         plain,
         weights={**plain.weights, **weights},
@@ -68,5 +72,15 @@ CASES = [
             norm_topk_prob=True, tie_word_embeddings=False, index_n_heads=10, index_head_dim=48, index_topk=70,
         ),
     ),
+    _indexed(
+        "glm-dsa-shared", "glm-dsa", "GlmMoeDsa",
+        config_of(
+            5, 64, 3, (32, 48), (32, 16, 32), n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+            first_k_dense_replace=2, n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.5,
+            norm_topk_prob=True, tie_word_embeddings=False, index_n_heads=9, index_head_dim=24, index_topk=17,
+            indexer_types=["full", "shared", "full", "shared", "shared"],
+        ),
+    ),
 ]  # fmt: skip
-"""V3.2 and GLM-5 with their layers that draft; the second one chooses more positions than a chunk has."""
+"""V3.2 and GLM-5 with their layers that draft; the second one chooses more positions than a chunk has.  Layers of the third
+one, as of GLM-5.2, share the choice of an earlier one."""
