@@ -19,11 +19,13 @@ from engine.models.network_config import ExpertsConfig
 from engine.models.registry import read_config
 from tests.families import FAMILIES, Tensors, rewritten, write_quantized
 from tests.oracle.families.deepseek2 import CASES
+from tests.oracle.families.deepseek32 import CASES as INDEXED_CASES
 from tests.oracle.models import CASES as CASES_OF_ALL
 from tests.oracle.models import write_gguf
 
 MODELS = {case.name: case for case in CASES}
 LITE = MODELS["deepseek2"]
+INDEXED = {case.name: case for case in INDEXED_CASES}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,27 @@ def test_one_row_per_position(lite: Path) -> None:
     assert len(layers) == 3 and all(isinstance(layer, LatentCache) for layer in layers)
     assert layers[0].rows.shape == (2, 64, 64 + 16) and layers[0].rows.dtype == np.uint16
     assert llm.cache.n_bytes == sum(layer.rows.nbytes for layer in layers) == 3 * 128 * 80 * 2
+
+
+def test_an_indexer_has_a_key_per_position(tmp_path: Path) -> None:
+    """In the pages of latents; layers that share a choice have none.  What a token reads is bounded."""
+    llm = engine.load(write_gguf(INDEXED["glm-dsa-shared"], tmp_path / "m.gguf"), n_ctx=128, device="cpu", n_threads=1)
+    layers: list[Any] = llm.cache.layers
+    assert [layer.keys is not None for layer in layers] == [True, False, True, False, False, True]
+    assert layers[0].keys.rows.shape == (2, 24, 64) and layers[0].keys.table is layers[0].table
+    latents, keys = 2 * (32 + 16), 2 * 24
+    seen = np.array([17, 100])
+    assert layers[1].bytes_per_token(seen) == 17 * latents
+    assert layers[0].bytes_per_token(seen) == 17 * latents + 50 * keys
+
+
+def test_a_choice_of_all_positions_does_not_show(tmp_path: Path) -> None:
+    """A context in which nothing has to be chosen has the bits of a longer one, up to the positions that are chosen."""
+    path = write_quantized(INDEXED["glm-dsa"], tmp_path / "m.gguf")
+    ids = np.random.default_rng(2).integers(0, 289, 64).tolist()
+    short, long = (engine.load(path, n_ctx=n, device="cpu", n_threads=1) for n in (64, 256))
+    assert [llm.cache.layers[0].chooses for llm in (short, long)] == [False, True]
+    assert short.logits(ids).tobytes() == long.logits(ids).tobytes()
 
 
 def test_what_the_configuration_says(tmp_path: Path) -> None:

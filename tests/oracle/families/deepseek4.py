@@ -321,7 +321,7 @@ CASES = [
         },
         n_mtp=1,
     ),
-    # As V4-Pro: compressed layers from the first on, the large ratio so small that a text has many rows.
+    # Compressed layers from the first on, the large ratio so small that a text has many rows.
     family(
         "deepseek4-short", [8, 8, 4], 1,
         _COMMON | {
@@ -330,6 +330,18 @@ CASES = [
             "o_lora_rank": 48, "sliding_window": 16, "index_n_heads": 7, "index_head_dim": 64, "index_topk": 20,
             "hc_sinkhorn_iters": 3,
             "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
+            "swiglu_limit": 10.0, "rope_parameters": _rope(8.0, 64),
+        },
+    ),
+    # As V4-Pro: compressed layers from the first on, which have given experts, and more groups of heads.
+    family(
+        "deepseek4-pro", [128, 128, 4, 128, 4], 3,
+        _COMMON | {
+            "hidden_size": 64, "num_attention_heads": 8, "head_dim": 32, "qk_rope_head_dim": 8, "q_lora_rank": 48,
+            "o_groups": 8,
+            "o_lora_rank": 32, "sliding_window": 24, "index_n_heads": 8, "index_head_dim": 32, "index_topk": 20,
+            "hc_sinkhorn_iters": 20,
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
             "swiglu_limit": 10.0, "rope_parameters": _rope(8.0, 64),
         },
     ),
