@@ -47,7 +47,8 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
     mixers = [layer.mixer for layer in config.all_layers]
     scratch = max(mixer.scratch_bytes(ops, n_ctx, rows) for mixer in mixers)
     scores = max(mixer.score_bytes(n_ctx) for mixer in mixers)
-    return scratch + rows * (row_bytes(config) + scores)
+    # Passes of less than an eighth of the rows have memory of their own for scores (``engine/cpu/runtime/pool.py``).
+    return scratch + rows * (row_bytes(config) + scores + scores // 7)
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:

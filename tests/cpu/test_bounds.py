@@ -18,6 +18,7 @@ TESTS = {
     "compressed": "tests/cpu/test_compressed.py::test_attention_against_float64",
     "experts": "tests/cpu/test_experts.py -k 'join or group or scales'",
     "kda": "tests/cpu/test_kda.py -k 'heads or law or repeated'",
+    "latents": "tests/cpu/test_latent_attention.py -k chosen",
     "mamba": "tests/cpu/test_mamba.py -k 'blocks or law or repeated'",
     "operations": "tests/cpu/test_operations.py",
     "quantized": "tests/cpu/test_quantized_cache.py::test_pages_that_are_used_again_while_drafts_are_verified",

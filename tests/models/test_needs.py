@@ -32,7 +32,7 @@ def needs(llm: engine.LLM, rows: int) -> tuple[int, int]:
     return context_bytes(llm.config, model.ops, types, N_CTX, rows, model.rewind) - passes, passes
 
 
-@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4"]))
+@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4", "deepseek32", "glm-dsa-shared"]))
 def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: Counter[str] = Counter()
 
@@ -61,7 +61,7 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert taken["kept"] == kept and results / 2 < taken["results"] <= results
 
 
-@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4"]))
+@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4", "deepseek32", "glm-dsa-shared"]))
 def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: Counter[str] = Counter()
     allocate = Target.allocate
