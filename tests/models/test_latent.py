@@ -130,7 +130,10 @@ def test_options_that_latents_cannot_have_are_refused(architecture: str, tmp_pat
         engine.load(path, n_ctx=64, device="cpu", device_draft="cpu")
 
 
-def test_a_saved_conversation_continues_with_the_same_bits(lite: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek32"])
+def test_a_saved_conversation_continues_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Keys of an indexer are saved, too."""
+    lite = write_quantized((MODELS | INDEXED)[name], tmp_path / "m.gguf")
     ids = np.random.default_rng(2).integers(0, 289, 90).tolist()
     llm = engine.load(lite, n_ctx=128, device="cpu", n_threads=2)
     llm.prefill(ids[:80])
