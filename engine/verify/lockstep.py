@@ -85,6 +85,11 @@ class Pair:
         """Number of elements."""
         return int(self.cpu.size)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return tuple(self.cpu.shape)
+
     def __getitem__(self, rows: slice) -> "Pair":
         return replace(self, cpu=self.cpu[rows], gpu=self.gpu[rows])
 
