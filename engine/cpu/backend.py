@@ -50,6 +50,9 @@ from engine.ops.weight import Weight
 BATCH_SIZE = 128
 """The default number of rows of a pass that reads a prompt; more rows are not faster."""
 
+LISTED_ROWS = 1, FEW, FEW + 1
+"""Numbers of rows whose passes together use every kernel."""
+
 
 class Backend(
     AttentionOperations,
@@ -282,20 +285,16 @@ class Backend(
         return rows
 
     def jobs(self, model: Recordable[np.ndarray]) -> list[Job]:
-        programs = [self._plans.record(model.compute, n, n).program for n in self._listed_rows()]
+        programs = [self._plans.record(model.compute, n, n).program for n in LISTED_ROWS]
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())
         return [*entries, *team_jobs()]
-
-    def _listed_rows(self) -> tuple[int, ...]:
-        """Numbers of rows whose passes together use every kernel."""
-        return (1, FEW, FEW + 1) if self._drafts else (1, FEW)
 
     def warm_up(self, model: AnyModel[np.ndarray]) -> None:
         """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.step([(model.sequence, [0])])
 
     def pass_jobs(self, forward: Forward[np.ndarray], most: int = 1) -> list[Job]:
-        sizes = [rows for rows in self._listed_rows() if rows <= most]
+        sizes = [rows for rows in LISTED_ROWS if rows <= most]
         programs = [self._plans.record(forward, rows, 1).program for rows in sizes]
         return list(dict.fromkeys(entry for program in programs for entry in program.entries()))
 

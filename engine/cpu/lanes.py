@@ -93,7 +93,7 @@ def _make_sums(half: bool, rows: int, width: int, lanes: int) -> Callable[..., N
 
 
 @intrinsic
-def _not_inlined(typingctx):
+def not_inlined(typingctx):
     """Mark the function that is being compiled: it is called in many places, and each copy would take time to compile."""
 
     def codegen(context, builder, sig, args):
@@ -117,7 +117,7 @@ def add_weighted(half: bool) -> Callable[..., None]:
 
     @njit(error_model="numpy")
     def add_weighted(c, i, c_stride, rows, n, x, j, x_stride, width, out, k, out_stride):
-        _not_inlined()
+        not_inlined()
         t = 0
         if rows == 1:
             while t + 64 <= width:

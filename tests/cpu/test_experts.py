@@ -194,7 +194,7 @@ def products(
     most, name = len(groups.used), weight.format.name
     if not weight.format.quantized:
         pitch = weight.pitch or n_rows
-        kernel = mixture.matmul_float_experts(name)
+        kernel = mixture.matmul_float_experts(name, simd.host())
         run(kernel, weight.data, weight.first, pitch, x, *given, items=most * n_rows)
         return out
     records = make_records(weight, n_expert, run)

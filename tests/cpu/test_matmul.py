@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from engine.cpu import simd
 from engine.cpu.glu import activate
-from engine.cpu.products.dense import matmul_float
+from engine.cpu.products.dense import matmul_float, matmul_float_rows
 from engine.cpu.products.law import Law
 from engine.cpu.products.matmul import matmul_rows
+from engine.cpu.products.panel import GROUP, SPAN
 from engine.cpu.products.quantize import quantize_activated
 from engine.cpu.products.repack import make_records
 from engine.cpu.products.unpack import UNPACK
@@ -265,6 +266,42 @@ def test_float_formats_round_in_the_order_of_the_contract(entry: Format) -> None
                 half = len(chains) // 2
                 chains = [to_float32(a + b) for a, b in zip(chains[:half], chains[half:], strict=True)]
             assert exact(actual[t, r]) == chains[0]
+
+
+def odd_rows(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Random float32 [rows, columns] with zeros of both signs, an infinity, and numbers whose products underflow."""
+    x = rng.standard_normal((rows, columns)).astype(F)
+    odd = rng.choice(np.array([0.0, -0.0, 1e-30, -1e-30], F), x.shape)
+    x = np.where(rng.random(x.shape) < 0.2, odd, x)
+    x[rows // 2] = odd[rows // 2]
+    x[-1, columns // 2] = np.inf
+    return x
+
+
+@pytest.mark.parametrize("instructions", ["vnni512", "avx2", "plain"])
+@FLOAT
+@pytest.mark.covering(1)
+def test_many_rows_have_the_bits_of_one(entry: Format, instructions: str) -> None:
+    """Panels of eight weight rows, of which the last is not full; tiles, groups and spans that are not full; columns that are
+    no multiple of 32; a row whose chains are all -0."""
+    if instructions not in simd.available():
+        pytest.skip(f"this CPU has no {instructions}")
+    rng, kernel = np.random.default_rng(0), matmul_float_rows(entry.name, instructions)
+    for columns in (1, 31, 32, 33, 352, 32 * SPAN + 75):
+        weights = odd_rows(rng, 19, columns)
+        weights[10] = -1e-30
+        data = gguf.quants.quantize(weights, entry.type).view(np.uint8).reshape(len(weights), -1)
+        x = odd_rows(rng, GROUP + 5, columns)
+        x[1] = 1e-30
+        before = rng.standard_normal((len(x), len(data))).astype(F)
+        expected = float_product(entry, data, x, before)
+        for n in (1, 2, 3, 6, len(x)):
+            for residual in (before[:n], before[:0]):
+                out = np.full((n, len(data)), np.nan, F)
+                kernel(data, x[:n], residual, out, 3, 17)
+                plain = expected if len(residual) else float_product(entry, data, x[:n])
+                assert out[:, 3:17].tobytes() == plain[:n, 3:17].tobytes()
+                assert np.isnan(out[:, :3]).all() and np.isnan(out[:, 17:]).all()
 
 
 # --- activations -----------------------------------------------------------------------------------------------

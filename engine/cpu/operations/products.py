@@ -9,7 +9,7 @@ from engine.cpu import embed
 from engine.cpu.operations.rows import RowOperations
 from engine.cpu.products import dense, matmul, quantize
 from engine.cpu.products import experts as mixture
-from engine.cpu.products.repack import Matrix, Records
+from engine.cpu.products.repack import ROWS, Matrix, Records
 from engine.cpu.simd import host
 from engine.ops.activation import Activation
 
@@ -80,8 +80,12 @@ class ProductOperations(RowOperations):
                 items = weight.data.shape[1]
                 self.do(kernel, *given, items=items, ns=rows * columns / 8.0, joined=i > 0, multiple=pairs)
             else:
-                kernel = dense.matmul_float(weight.format.name)
-                self.do(kernel, weight.data, x, residual, out, items=weight.rows, ns=rows * columns / 8.0, joined=i > 0)
+                name, floats, n = weight.format.name, (weight.data, x, residual, out), weight.rows
+                if rows <= matmul.FEW:
+                    self.do(dense.matmul_float(name), *floats, items=n, ns=rows * columns / 8.0, joined=i > 0)
+                else:
+                    kernel, ns = dense.matmul_float_rows(name, HOST), rows * columns / 64.0
+                    self.do(kernel, *floats, items=n, ns=ns, joined=i > 0, multiple=ROWS)
             outputs.append(out)
         return outputs
 
@@ -133,13 +137,13 @@ class ProductOperations(RowOperations):
             if isinstance(weight, Records):
                 kernel = mixture.matmul_experts(weight.format.name, HOST)
                 matrix = weight.data, *quantized[weight.format.unit]
-                each = weight.data.shape[1]
+                each, multiple = weight.data.shape[1], 1
             else:
-                kernel = mixture.matmul_float_experts(weight.format.name)
+                kernel = mixture.matmul_float_experts(weight.format.name, HOST)
                 matrix = weight.data, weight.first, weight.pitch or n_rows, x
-                each = n_rows
+                each, multiple = n_rows, ROWS
             given = *matrix, pairs.order, share, *pairs[1:], out
             items, ns = pairs.used.size * each, columns / 8.0 * -(-n // pairs.used.size)
-            self.do(kernel, *given, items=items, ns=ns, joined=i > 0)
+            self.do(kernel, *given, items=items, ns=ns, joined=i > 0, multiple=multiple)
             outputs.append(out)
         return outputs

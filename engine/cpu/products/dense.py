@@ -18,22 +18,13 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.compile.family import family
-from engine.cpu.simd import F16, F32, I16, I32, I64, Code, Vec, data_of, host
+from engine.cpu.products.panel import GROUP_FLOATS, SIZES, floats_of, load_floats, make_panel_product, tails_of
+from engine.cpu.products.repack import ROWS
+from engine.cpu.simd import F32, I64, Code, Vec, data_of, host
 from engine.gguf.quants import FLOAT_CHAINS
 
 TILE = 4
 """Activation rows that share the conversion of a weight row."""
-SIZES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a weight."""
-
-
-def load_floats(code: Code, fmt: str, pointer: ir.Value, offset: ir.Value | int, n: int) -> Vec:
-    """n weights from a byte offset on, converted exactly to float32."""
-    if fmt == "F32":
-        return code.load(pointer, offset, F32, n)
-    if fmt == "F16":
-        return code.load(pointer, offset, F16, n).to_float()
-    return (code.load(pointer, offset, I16, n).unsigned(I32) << 16).view(F32)
 
 
 def emit_dots(code: Code, fmt: str, row: ir.Value, columns: ir.Value, x: list[ir.Value]) -> list[Vec]:
@@ -119,3 +110,21 @@ def matmul_float(fmt: str) -> Any:
                 t += count
 
     return matmul_float
+
+
+@family
+def matmul_float_rows(fmt: str, instructions: str) -> Any:
+    """The kernel for any number of activation rows, faster than the other one from five on."""
+    product = make_panel_product(fmt, instructions)
+
+    @njit(cache=True, error_model="numpy")
+    def matmul_float_rows(data, x, residual, out, first, last):
+        """An item is a weight row; ranges that begin and end at multiples of eight are the fastest."""
+        n, row_bytes = x.shape[0], data.shape[1]
+        panel, chains = np.empty(floats_of(x.shape[1]), np.float32), np.empty(GROUP_FLOATS, np.float32)
+        tails, every = tails_of(x), np.empty(0, np.int32)
+        for r in range(first, last, ROWS):
+            count = min(ROWS, last - r)
+            product(data, r * row_bytes, row_bytes, count, x, tails, every, 1, 0, n, residual, out, r, panel, chains)
+
+    return matmul_float_rows

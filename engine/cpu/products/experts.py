@@ -32,7 +32,8 @@ from numba.extending import intrinsic
 from engine.compile.family import family
 from engine.cpu.products.dense import dots
 from engine.cpu.products.law import Law
-from engine.cpu.products.matmul import Item, emit_rows, emit_step, item_of, scratch_bytes
+from engine.cpu.products.matmul import FEW, Item, emit_rows, emit_step, item_of, scratch_bytes
+from engine.cpu.products.panel import GROUP_FLOATS, floats_of, make_panel_product, tails_of
 from engine.cpu.products.repack import ROWS
 from engine.cpu.products.unpack import UNPACK
 from engine.cpu.sample import pack
@@ -40,6 +41,7 @@ from engine.cpu.simd import I32, I64, Code, data_of
 from engine.numerics import exp, finite, fma, sigmoid
 
 f32 = np.float32
+i64 = np.int64
 u8 = np.uint8
 u64 = np.uint64
 
@@ -209,24 +211,35 @@ def matmul_experts(fmt: str, instructions: str) -> Any:
 
 
 @family
-def matmul_float_experts(fmt: str) -> Any:
+def matmul_float_experts(fmt: str, instructions: str) -> Any:
     """The kernel for stacked matrices of a float format (its name)."""
-    one = dots(fmt, 1)
+    one, many = dots(fmt, 1), make_panel_product(fmt, instructions)
 
     @njit(cache=True, error_model="numpy")
     def matmul_float_experts(data, begin, pitch, x, order, share, used, starts, n_groups, out, first, last):
         """As ``matmul_experts``, with row r of expert e at ``e * pitch + begin + r`` of data uint8 [n, row bytes]; item
         g * R + r is group g of pairs and row r."""
-        rows = out.shape[1]
+        rows, row_bytes = out.shape[1], data.shape[1]
+        columns = x.shape[1]
         total = np.empty(1, np.float32)
-        for item in range(first, last):
+        panel, chains = np.empty(floats_of(columns), np.float32), np.empty(GROUP_FLOATS, np.float32)
+        tails, nothing = tails_of(x), np.empty((0, 0), np.float32)
+        item = first
+        while item < last:
             g, r = item // rows, item % rows
             if g >= n_groups[0]:
                 break
-            at = (used[g] * pitch + begin + r) * data.shape[1]
-            for i in range(starts[g], starts[g + 1]):
-                one(data, at, x, x.shape[1], order[i] // share, total)
-                out[order[i], r] = total[0]
+            at = (used[g] * pitch + begin + r) * row_bytes
+            start, stop = i64(starts[g]), i64(starts[g + 1])
+            count = 1
+            if stop - start > FEW:
+                count = min(ROWS, last - item, rows - r)
+                many(data, at, row_bytes, count, x, tails, order, share, start, stop, nothing, out, r, panel, chains)
+            else:
+                for i in range(start, stop):
+                    one(data, at, x, columns, order[i] // share, total)
+                    out[order[i], r] = total[0]
+            item += count
 
     return matmul_float_experts
 
