@@ -1,6 +1,7 @@
 """The machine code of the products, compiled for CPUs that need not be there."""
 
 import re
+from collections.abc import Callable
 
 import llvmlite.binding as llvm
 import pytest
@@ -8,6 +9,7 @@ from llvmlite import ir
 
 from engine.cpu.products.law import Law
 from engine.cpu.products.matmul import emit_few, emit_rows, emit_step, item_of
+from engine.cpu.products.panel import TILE, emit_tile, lanes_of
 from engine.cpu.products.unpack import UNPACK
 from engine.cpu.simd import I8, I64, Code
 
@@ -15,17 +17,17 @@ X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 EMIT = {"step": emit_step, "few": emit_few, "rows": emit_rows}
 
 
-def assembly(fmt: str, instructions: str, kernel: str, triple: str, cpu: str) -> str:
-    """The assembly text of an item of a kernel."""
+def compiled(
+    triple: str, cpu: str, arguments: list[ir.Type], emit: Callable[[ir.IRBuilder, list[ir.Value]], None]
+) -> str:
+    """The assembly text of a function with these types of arguments; ``emit(builder, arguments)`` emits it."""
     module = ir.Module()
     module.triple = triple
-    arguments = [I8.as_pointer()] * 7 + [I64] * 7
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), "item")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     builder.branch(function.append_basic_block("body"))
     builder.position_at_end(function.blocks[1])
-    code = Code(builder, instructions)
-    EMIT[kernel](code, item_of(Law(UNPACK[fmt], instructions), code, list(function.args[:7]), list(function.args[7:])))
+    emit(builder, list(function.args))
     builder.ret_void()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -37,6 +39,16 @@ def assembly(fmt: str, instructions: str, kernel: str, triple: str, cpu: str) ->
         parsed, llvm.create_pass_builder(machine, options)
     )
     return machine.emit_assembly(parsed)
+
+
+def assembly(fmt: str, instructions: str, kernel: str, triple: str, cpu: str) -> str:
+    """The assembly text of an item of a kernel."""
+
+    def emit(builder: ir.IRBuilder, arguments: list[ir.Value]) -> None:
+        code = Code(builder, instructions)
+        EMIT[kernel](code, item_of(Law(UNPACK[fmt], instructions), code, arguments[:7], arguments[7:]))
+
+    return compiled(triple, cpu, [I8.as_pointer()] * 7 + [I64] * 7, emit)
 
 
 def count(text: str, instruction: str) -> int:
@@ -130,3 +142,25 @@ def test_floats_are_fused_only_where_the_law_says(instructions: str) -> None:
     text = assembly("Q4_K", instructions, "step", X86, "haswell" if instructions != "vnni" else "znver4")
     assert len(re.findall(r"vfn?madd\d*ps", text)) + len(re.findall(r"vfn?msub\d*ps", text)) == 2
     assert count(text, "vmulps") == 1
+
+
+@pytest.mark.parametrize(
+    ("instructions", "cpu"),
+    [("vnni512", "znver4"), ("vnni512", "sapphirerapids"), ("avx2", "haswell"), ("avx2", "znver3")],
+)
+def test_a_tile_of_floats_stays_in_registers(instructions: str, cpu: str) -> None:
+    """Nothing is rounded but by fma, and no sum is stored on the stack."""
+    lanes, tile = lanes_of(instructions)
+
+    def emit(builder: ir.IRBuilder, arguments: list[ir.Value]) -> None:
+        fresh = builder.icmp_signed("==", arguments[8], ir.Constant(I64, 0))
+        x, chains = arguments[1 : 1 + TILE], arguments[4 : 4 + TILE]
+        emit_tile(Code(builder, instructions, lanes), tile, arguments[0], x, arguments[7], chains, fresh)
+
+    text = compiled(X86, cpu, [I8.as_pointer()] * 7 + [I64] * 2, emit)
+    fused = re.findall(r"vfmadd\d+ps.*", text)
+    assert fused
+    assert len(fused) % (TILE * tile) == 0
+    assert all(("zmm" if lanes == 16 else "ymm") in line for line in fused)
+    assert not re.search(r"\bv(mul|add|sub)ps", text)
+    assert not re.search(r"mm\d+, -?\d*\(%rsp", text)
