@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from engine.compile.family import family
-from engine.cpu.products.panel import GROUP_FLOATS, SIZES, floats_of, load_floats, make_panel_product, tails_of
+from engine.cpu.products.panel import SIZES, load_floats, make_panel_product, scratch_of, tails_of
 from engine.cpu.products.repack import ROWS
 from engine.cpu.simd import F32, I64, Code, Vec, data_of, host
 from engine.gguf.quants import FLOAT_CHAINS
@@ -121,7 +121,7 @@ def matmul_float_rows(fmt: str, instructions: str) -> Any:
     def matmul_float_rows(data, x, residual, out, first, last):
         """An item is a weight row; ranges that begin and end at multiples of eight are the fastest."""
         n, row_bytes = x.shape[0], data.shape[1]
-        panel, chains = np.empty(floats_of(x.shape[1]), np.float32), np.empty(GROUP_FLOATS, np.float32)
+        panel, chains = scratch_of(x.shape[1])
         tails, every = tails_of(x), np.empty(0, np.int32)
         for r in range(first, last, ROWS):
             count = min(ROWS, last - r)

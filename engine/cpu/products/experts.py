@@ -33,7 +33,7 @@ from engine.compile.family import family
 from engine.cpu.products.dense import dots
 from engine.cpu.products.law import Law
 from engine.cpu.products.matmul import FEW, Item, emit_rows, emit_step, item_of, scratch_bytes
-from engine.cpu.products.panel import GROUP_FLOATS, floats_of, make_panel_product, tails_of
+from engine.cpu.products.panel import make_panel_product, scratch_of, tails_of
 from engine.cpu.products.repack import ROWS
 from engine.cpu.products.unpack import UNPACK
 from engine.cpu.sample import pack
@@ -222,7 +222,7 @@ def matmul_float_experts(fmt: str, instructions: str) -> Any:
         rows, row_bytes = out.shape[1], data.shape[1]
         columns = x.shape[1]
         total = np.empty(1, np.float32)
-        panel, chains = np.empty(floats_of(columns), np.float32), np.empty(GROUP_FLOATS, np.float32)
+        panel, chains = scratch_of(columns)
         tails, nothing = tails_of(x), np.empty((0, 0), np.float32)
         item = first
         while item < last:

@@ -42,6 +42,8 @@ GROUP = 48
 """Rows of x whose chains are kept at a time, a multiple of ``TILE``."""
 GROUP_FLOATS = GROUP * FLOAT_CHAINS * ROWS
 """Elements of the chains of so many rows."""
+LINE = 16
+"""Floats of a line of the CPU's caches."""
 SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a weight."""
 
@@ -61,9 +63,13 @@ def lanes_of(instructions: str) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def floats_of(columns):
-    """The number of floats of a panel."""
-    return ROWS * -(-columns // FLOAT_CHAINS) * FLOAT_CHAINS
+def scratch_of(columns):
+    """Memory for a panel and for chains.  Both begin at multiples of 64 bytes, so that no vector crosses a line of the CPU's
+    caches."""
+    floats = ROWS * ((columns + FLOAT_CHAINS - 1) // FLOAT_CHAINS) * FLOAT_CHAINS
+    memory = np.empty(LINE + floats + GROUP_FLOATS, np.float32)
+    first = (LINE - memory.ctypes.data // 4 % LINE) % LINE
+    return memory[first : first + floats], memory[first + floats : first + floats + GROUP_FLOATS]
 
 
 @functools.cache
@@ -281,8 +287,7 @@ def make_panel_product(fmt: str, instructions: str) -> Callable[..., None]:
 
     It multiplies the ``count`` weight rows from byte ``at`` of data on, ``pitch`` bytes apart, with the rows ``order[t] //
     share`` of x, begin <= t < end, and stores the results in rows order[t] of out, columns r .. r + count - 1.  An empty
-    order means order[t] = t; tails are :func:`tails_of` x.  panel float32 [``floats_of``] and chains float32
-    [``GROUP * 256``] are scratch.
+    order means order[t] = t; tails are :func:`tails_of` x.  panel and chains are :func:`scratch_of` K.
     """
     fill_panel, multiply, finish_rows = fill(fmt, instructions), make_multiply(instructions), finish(instructions)
 
