@@ -147,7 +147,9 @@ class FakeLLM:
     def __init__(self, path: Path, n_ctx: int = 0, **options: Any) -> None:
         self.path = path
         self.options = options | {"n_ctx": n_ctx}
-        self.config = SimpleNamespace(name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096, n_layer=0)
+        self.config = SimpleNamespace(
+            name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096, n_layer=0, layers=()
+        )
         self.chat_template: FakeTemplate | None = FakeTemplate() if os.environ.get("FAKE_TEMPLATE") else None
         # Each file has tokens of its own.
         self.tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(tokens=[path.name]))
