@@ -93,10 +93,12 @@ SEEN = {
     "engine/serving/llama_server/template.py": f"what a template makes of {BODY}",
     "engine/serving/ollama/loading.py": "a duration (MOST_CHARACTERS)",
     "engine/text/bpe.py": BODY,
+    "engine/text/charsmap.py": BODY,
     "engine/text/template/dsml.py": BODY,
     "engine/text/template/harmony.py": BODY,
     "engine/text/template/sandbox.py": BODY,
     "engine/text/tokenizer.py": BODY,
+    "engine/text/unigram.py": BODY,
     "engine/text/wordpiece.py": BODY,
 }
 """The other files: what their expressions read, and what bounds its length."""
