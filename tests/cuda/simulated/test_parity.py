@@ -37,7 +37,7 @@ from engine.synthetic.parallel import Cohere2Shape
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from engine.version import ARITHMETIC
-from tests import dflash, eagle3
+from tests import eagle3
 from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.tiers import few
 
@@ -205,7 +205,6 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("gpt-oss", "F16", "f16", [2]),
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
             ("lfm2", "Q8_0", "f16", [1, 2]),
-            ("granitehybrid", "Q8_0", "f16", [1, 2]),
             ("gemma3n", "Q8_0", "f16", [1, 2]),
             ("cohere2", "Q8_0", "f16", [1, 2]),
             ("kimi-linear", "Q8_0", "f16", [1, 2]),
@@ -263,14 +262,13 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     if architecture == "lfm2":
         assert {check.what for site, check in noted if site.operation == "short_conv"} == {"result", "kept inputs"}
         return
-    if architecture == "granitehybrid":
-        found = {check.what for site, check in noted if site.operation == "mamba"}
-        assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
     if architecture == "kimi-linear":
         found = {check.what for site, check in noted if site.operation == "kda"}
         assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
         assert "gated_norm" in operations and "latent_rope" in kernels
     if architecture == "nemotron_h_moe":
+        found = {check.what for site, check in noted if site.operation == "mamba"}
+        assert found == {"convolved", "result", *(f"kept {what}" for what in ("inputs", "state", "tokens"))}
         assert {"mamba", "grouped_norm"} <= operations
         return
     if architecture == "gemma3n":
@@ -294,24 +292,16 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_the_command_with_a_network(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_with_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every operation of drafts, too; a draft model is refused."""
     shape = Shape("llama", 1, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-5)
     file, network = make_model(tmp_path / "llama.gguf", shape, "Q8_0"), tmp_path / "network.gguf"
-    if kind == "eagle3":
-        eagle3.Network(64, 289, 64, 2, 1, 32, 32, (0, 1)).write(network)
-    else:
-        dflash.Network(289, 64, 2, 1, 32, 32, (0, 1), n_layer=1, rank=32).write(network)
+    eagle3.Network(64, 289, 64, 2, 1, 32, 32, (0, 1)).write(network)
     flags = ["-p", "2", "-n", "2", "-t", "1", "-v"]
     assert parity.main([str(file), "-md", str(network), *flags]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1].endswith("values compared are equal, bit for bit.")
-    wanted = {
-        "eagle3": ("mtp_input", "join_columns", "remember"),
-        "dflash": ("attend_past", "rows_before", "keep_rows"),
-    }
-    assert all(operation in out for operation in wanted[kind])
+    assert all(operation in out for operation in ("mtp_input", "join_columns", "remember"))
     assert parity.main([str(file), "-md", str(file), *flags]) == 2
     assert "compare a draft model on its own" in capsys.readouterr().err
 

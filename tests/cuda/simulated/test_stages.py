@@ -158,7 +158,6 @@ def test_memory_that_is_shorter_than_reported(tmp_path: Path, monkeypatch: pytes
         ("qwen35moe", "Q4_0", {"override_tensor": r"blk\.[01]\.=cpu"}),
         ("lfm2", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
         ("nemotron_h_moe", "Q4_0", {"override_tensor": r"blk\.[01]\.=cpu"}),
-        ("falcon-h1", "Q4_0", {"override_tensor": r"blk\.0\.=cpu"}),
     ],
 )
 def test_prompts_with_weights_that_are_copied(

@@ -58,9 +58,10 @@ LARGE = 227 << 10
             ("Q4_1", 20, 9, 5, False),
             ("Q6_K", 17, 1, 16, False),
             ("Q2_K", 19, 1, 3, True),
-            # Warpgroups: a second block of activations, with a stage that is used again, and a second block of weights.
-            ("Q5_K", 130, 4, 21, True),
-            ("Q6_K", 17, 2, 130, True),
+            # Warpgroups: a stage that is used again, a second block of activations, and a second block of weights.
+            ("Q5_K", 17, 4, 5, True),
+            ("Q4_K", 130, 1, 5, True),
+            ("Q6_K", 17, 1, 130, True),
         ],
         5,
     ),
