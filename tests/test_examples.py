@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_every_example_is_tested_and_described() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"tour.py", "evaluate.py", "stream_asyncio.py", *SHORT}
+    assert names == {"tour.py", "evaluate.py", "stream_asyncio.py", "law.py", *SHORT}
     book = (REPOSITORY / "docs" / "examples.md").read_text(encoding="utf-8")
     for name in names:
         assert f"`examples/{name}`" in book
