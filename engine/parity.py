@@ -105,6 +105,10 @@ def settle(args: argparse.Namespace) -> None:
             raise UsageError("MODEL and -m are both given: use only one of them")
         args.model = args.name
     shared.settle_model(args)
+    if args.device == "simulator":
+        raise UsageError(
+            "the simulator compares a small model only, in a checkout: run python -m tests.cuda.simulated.parity"
+        )
     index = parse_device(args.device)
     if index is None:
         raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}")

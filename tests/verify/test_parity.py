@@ -43,6 +43,7 @@ def sentence(capsys: Capture) -> str:
         (["-s", "-1"], "-s must be 0 to 18446744073709551615, not -1"),
         (["-ct", "f8"], "-ct must be f32, f16, q8_0, q4_0, i12 or i8, not 'f8'"),
         (["-b", "4097"], "-b must be 0 to 4096, not 4097"),
+        (["--device", "simulator"], "run python -m tests.cuda.simulated.parity"),
     ],
 )
 def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:

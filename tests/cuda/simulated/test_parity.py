@@ -38,6 +38,7 @@ from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from engine.version import ARITHMETIC
 from tests import eagle3
+from tests.cuda.simulated import parity as small
 from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.tiers import few
 
@@ -304,6 +305,14 @@ def test_the_command_with_a_network(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(operation in out for operation in ("mtp_input", "join_columns", "remember"))
     assert parity.main([str(file), "-md", str(file), *flags]) == 2
     assert "compare a draft model on its own" in capsys.readouterr().err
+
+
+def test_the_command_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -m tests.cuda.simulated.parity`` compares every kernel of a layer."""
+    assert small.main(["-p", "1", "-v"]) == 0
+    out = capsys.readouterr().out
+    assert "simulated GPU" in out and out.endswith("values compared are equal, bit for bit.\n")
+    assert all(kernel in out for kernel in ("embed_quantized", "rope", "attend_chunks", "combine_quantize", "activate"))
 
 
 @pytest.mark.thorough
