@@ -1,1 +1,1 @@
-"""The GPU backend: one kernel per operation, each the counterpart of the function of the same name in ``engine/cpu``."""
+"""The GPU backend: kernels that give the bits of ``engine/cpu``, in files of the same names where one file is enough."""
