@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,25 @@ def test_files_that_are_named_exist(page: Path) -> None:
         assert (REPOSITORY / name).exists(), f"{page.name} names {name}"
     for name in re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", text):
         assert (page.parent / name).exists(), f"{page.name} links to {name}"
+
+
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(?:\[[^`]*\])?`|`(test_\w+)`")
+"""A test that a page names, with or without its file."""
+
+
+@cache
+def functions(file: Path) -> frozenset[str]:
+    """The names of the functions of a file of tests."""
+    return frozenset(definitions(file.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    """Names without parameters: these are checked only when a run of the tests writes them."""
+    for file, name, alone in TEST.findall(page.read_text(encoding="utf-8")):
+        files = [REPOSITORY / file] if file else sorted((REPOSITORY / "tests").rglob("test_*.py"))
+        assert all(path.is_file() for path in files), f"{page.name} names {file}"
+        assert any((alone or name) in functions(path) for path in files), f"{page.name} names {file}::{alone or name}"
 
 
 def test_structure_lists_every_module() -> None:
