@@ -356,8 +356,8 @@ FAULTS = (
         "a mask off by one",
         "attention",
         "engine/cpu/attention.py",
-        "min(CHUNK, position - chunk * CHUNK + 1)",
-        "min(CHUNK, position - chunk * CHUNK + 2)",
+        "min(CHUNK, last - chunk * CHUNK + 1)",
+        "min(CHUNK, last - chunk * CHUNK + 2)",
         "a token sees the next token, which is already stored if both are in the same batch",
         (
             "tests/cpu/test_attention.py::test_against_float64",

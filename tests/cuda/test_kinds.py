@@ -9,14 +9,24 @@ import pytest
 import engine
 from engine.cuda.target import Target
 from engine.models.base import Model
+from engine.synthetic.mamba import NemotronHShape
 from engine.synthetic.model import make_model
+from engine.synthetic.shape import Shape
 from engine.synthetic.shapes import shapes
 from tests.tiers import few
 
 N_LAYER = 24
 
+
+def deep(shape: Shape) -> Shape:
+    """The shape with more layers."""
+    if isinstance(shape, NemotronHShape):
+        return replace(shape, n_layer=N_LAYER, pattern=(shape.pattern * N_LAYER)[:N_LAYER])
+    return replace(shape, n_layer=N_LAYER)
+
+
 DEEP = {
-    name: replace(shape, n_layer=N_LAYER)
+    name: deep(shape)
     for name, shape in shapes().items()
     if name.startswith("tiny-")
     and shape.architecture not in ("gemma4-assistant", "eagle3", "dflash", "deepseek4")

@@ -33,6 +33,8 @@ BOUNDED = {
     "gpt-oss": ("post_attention_norm",),
     # Its network has a limit, and a prompt of 70 tokens has no row that is made of 128.
     "deepseek4": ("ffn_norm", "blk.3.attn_compressor_norm"),
+    # The router of its streams is a tanh.
+    "gemma3n": ("altup_router_norm",),
     # Queries, as by attn_q_norm.
     "mistral4": ("attn_q_a_norm",),
     "deepseek32": ("attn_q_a_norm",),
