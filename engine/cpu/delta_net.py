@@ -39,7 +39,7 @@ import numpy as np
 from numba import njit
 
 from engine.cache.recurrent import SEGMENT
-from engine.cpu.fold import fold
+from engine.cpu.fold import fold_fours
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
 from engine.cpu.runs import find_runs, follows, overwritten
 from engine.numerics import decay_of, fma, inverse_root, sigmoid, silu
@@ -95,14 +95,6 @@ def l2_norm(y, heads, d, eps, scale, first, last):
             row[i] = row[i] * r * factor
 
 
-@njit(forceinline=True, error_model="numpy")
-def _fold_dot(chains):
-    """The sum of 32 chains: first each four neighbours, then the halving tree."""
-    for g in range(DOT_CHAINS // 4):
-        chains[g] = (chains[4 * g] + chains[4 * g + 2]) + (chains[4 * g + 1] + chains[4 * g + 3])
-    return fold(chains, DOT_CHAINS // 4)
-
-
 @njit(cache=True, error_model="numpy")
 def dots(rows, k, q, t, products, chains):
     """products[j, t] = rows[j] . k, products[j, 16 + t] = rows[j] . q: rows [n, d], k, q [d]; chains [2, 32] is scratch."""
@@ -117,8 +109,8 @@ def dots(rows, k, q, t, products, chains):
             for c in range(DOT_CHAINS):
                 of_key[c] = fma(row[c], key[c], of_key[c])
                 of_query[c] = fma(row[c], query[c], of_query[c])
-        products[j, t] = _fold_dot(of_key)
-        products[j, SEGMENT + t] = _fold_dot(of_query)
+        products[j, t] = fold_fours(of_key, DOT_CHAINS)
+        products[j, SEGMENT + t] = fold_fours(of_query, DOT_CHAINS)
 
 
 @njit(forceinline=True, error_model="numpy")

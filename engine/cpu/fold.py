@@ -2,7 +2,8 @@
 
 Formula: the sum of ``lanes[:width]``, width a power of two.
 Reduction order: ((l_0 + l_(w/2)), (l_1 + l_(w/2 + 1)), ...), then the same over half as many, down to one.
-A GPU adds in this order with exchanges between lanes that are w / 2, w / 4, ..., 1 apart.
+A GPU adds in this order with exchanges between lanes that are w / 2, w / 4, ..., 1 apart.  If a lane there owns four
+neighbours, it adds them first: (l_0 + l_2) + (l_1 + l_3).
 """
 
 from numba import njit
@@ -17,3 +18,11 @@ def fold(lanes, width):
             lanes[j] = lanes[j] + lanes[j + half]
         half //= 2
     return lanes[0]
+
+
+@njit(forceinline=True, error_model="numpy")
+def fold_fours(lanes, width):
+    """The sum of the first ``width`` float32 lanes, which are overwritten: each four neighbours first, then the tree."""
+    for g in range(width // 4):
+        lanes[g] = (lanes[4 * g] + lanes[4 * g + 2]) + (lanes[4 * g + 1] + lanes[4 * g + 3])
+    return fold(lanes, width // 4)

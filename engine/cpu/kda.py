@@ -31,7 +31,7 @@ import numpy as np
 from numba import njit
 
 from engine.cache.recurrent import SEGMENT
-from engine.cpu.fold import fold
+from engine.cpu.fold import fold_fours
 from engine.cpu.rms_norm import NORM_CHAINS, squares
 from engine.cpu.runs import find_runs, follows, overwritten
 from engine.numerics import decay_of, fma, inverse_root, sigmoid, silu
@@ -100,13 +100,6 @@ def kda_conv(xq, xk, xv, f, b, positions, sequences, weight, a, dt, eps, scale, 
 
 
 @njit(forceinline=True, error_model="numpy")
-def _fold_chains(chains):
-    for k in range(CHAINS // 4):
-        chains[k] = (chains[4 * k] + chains[4 * k + 2]) + (chains[4 * k + 1] + chains[4 * k + 3])
-    return fold(chains, CHAINS // 4)
-
-
-@njit(forceinline=True, error_model="numpy")
 def _advance(state, token, h, n_head, chains):
     """The state [d, d] of head h, changed by a token."""
     d = state.shape[0]
@@ -122,7 +115,7 @@ def _advance(state, token, h, n_head, chains):
             for c in range(CHAINS):
                 part[c] = decays[c] * part[c]
                 chains[c] = fma(part[c], keys[c], chains[c])
-        u = (v[i] - _fold_chains(chains)) * rate
+        u = (v[i] - fold_fours(chains, CHAINS)) * rate
         for m in range(d):
             row[m] = fma(u, k[m], row[m])
 
@@ -137,7 +130,7 @@ def _answer(state, q, chains, out):
             row, part = state[i, m : m + CHAINS], q[m : m + CHAINS]
             for c in range(CHAINS):
                 chains[c] = fma(row[c], part[c], chains[c])
-        out[i] = _fold_chains(chains)
+        out[i] = fold_fours(chains, CHAINS)
 
 
 @njit(cache=True, error_model="numpy")

@@ -29,7 +29,7 @@ import numpy as np
 from numba import njit
 
 from engine.cache.recurrent import SEGMENT
-from engine.cpu.fold import fold
+from engine.cpu.fold import fold_fours
 from engine.cpu.runs import find_runs, follows, overwritten
 from engine.numerics import decay_of, fma, silu, softplus
 
@@ -102,9 +102,7 @@ def _answer(state, token, h, n_head, n_group, skip, z, chains, out):
             row, part = state[i, m : m + CHAINS], c[m : m + CHAINS]
             for k in range(CHAINS):
                 chains[k] = fma(row[k], part[k], chains[k])
-        for k in range(CHAINS // 4):
-            chains[k] = (chains[4 * k] + chains[4 * k + 2]) + (chains[4 * k + 1] + chains[4 * k + 3])
-        out[i] = fma(skip, token[h * d + i], fold(chains, CHAINS // 4)) * silu(z[i])
+        out[i] = fma(skip, token[h * d + i], fold_fours(chains, CHAINS)) * silu(z[i])
 
 
 @njit(cache=True, error_model="numpy")
