@@ -85,6 +85,8 @@ class Model(Loader):
         ops = placement.last
         super().__init__(config, gguf, ops, n_ctx)
         self.placement = placement
+        #: The parts of each layer, which every pass goes through.
+        self._parts = [parts_of(config, il) for il in range(config.n_layer)]
         self._loaders: dict[Ops, Loader] = {ops: self}
         #: Loaders of other files, whose rotation angles its passes use, too.
         self.further: list[Loader] = []
@@ -575,7 +577,7 @@ class Model(Loader):
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
-        for part in parts_of(self.config, il):
+        for part in self._parts[il]:
             x = (self.mix if part.mixer else self.feed)(self.ops, il, x, batch)
         return x
 

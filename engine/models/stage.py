@@ -168,7 +168,7 @@ class Stage:
         else:
             x = self._entered(inputs.x[slice(batch.rows)] if x is None else x, batch)
         for part in self.parts:
-            if part.begins(c):
+            if inputs.taps and part.begins(c):
                 inputs.keep(part.layer, x, batch)
             compute = model.mix if part.mixer else model.feed
             x = compute(self.ops, part.layer, x, batch)
