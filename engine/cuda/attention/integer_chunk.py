@@ -155,14 +155,35 @@ def make_scores(
     return scores
 
 
+def make_hide(strips: int) -> DeviceFunction:
+    """The device function ``hide(s, r, first, last, t)``: set the scores of query r at positions outside [first, last) of so
+    many strips to -inf."""
+
+    @device
+    def hide(s, r, first, last, t):
+        for m in range(strips):
+            for e in range(4):
+                position = I(16 * m + e) + I(4 * t)
+                if position < first or position >= last:
+                    s[8 * m + 4 * r + e] = F(-np.inf)
+
+    return hide
+
+
+hide = make_hide(STRIPS)
+
+
 @device
-def hide(s, r, first, last, t):
-    """Set the scores of query r at positions outside [first, last) of the chunk to -inf."""
-    for m in range(STRIPS):
-        for e in range(4):
-            position = I(16 * m + e) + I(4 * t)
-            if position < first or position >= last:
-                s[8 * m + 4 * r + e] = F(-np.inf)
+def sum_of_lanes(a, b, c, d, lane):
+    """The levels 8 to 1 of the halving tree of 64 weights: a, b, c, d are the sums of the lane's positions that are 16 apart.
+    Afterwards a lane has position t of four."""
+    upper, odd = lane & 2 != 0, lane & 1 != 0
+    kept, other = (c if upper else a), (d if upper else b)
+    kept = kept + lane_xor(a if upper else c, I(2))
+    other = other + lane_xor(b if upper else d, I(2))
+    total = (other if odd else kept) + lane_xor(kept if odd else other, I(1))
+    total = total + lane_xor(total, I(2))
+    return total + lane_xor(total, I(1))
 
 
 @device
@@ -179,33 +200,23 @@ def weigh(s, r, lane):
     for m in range(STRIPS):
         for e in range(4):
             s[8 * m + 4 * r + e] = exp2(s[8 * m + 4 * r + e] - base)
-    # The halving tree of 64: 32 and 16 apart in the lane, 8 and 4 apart in others; then a lane has position t of four.
+    # The halving tree of 64: 32 and 16 apart in the lane, 8 and less in others.
     a = (s[4 * r] + s[16 + 4 * r]) + (s[8 + 4 * r] + s[24 + 4 * r])
     b = (s[4 * r + 1] + s[16 + 4 * r + 1]) + (s[8 + 4 * r + 1] + s[24 + 4 * r + 1])
     c = (s[4 * r + 2] + s[16 + 4 * r + 2]) + (s[8 + 4 * r + 2] + s[24 + 4 * r + 2])
     d = (s[4 * r + 3] + s[16 + 4 * r + 3]) + (s[8 + 4 * r + 3] + s[24 + 4 * r + 3])
-    upper, odd = lane & 2 != 0, lane & 1 != 0
-    kept, other = (c if upper else a), (d if upper else b)
-    kept = kept + lane_xor(a if upper else c, I(2))
-    other = other + lane_xor(b if upper else d, I(2))
-    total = (other if odd else kept) + lane_xor(kept if odd else other, I(1))
-    total = total + lane_xor(total, I(2))
     # What joins chunks subtracts this maximum, and a product that feeds a sum is an fma.
-    return fma(top, LN_2, F(-0.0)), total + lane_xor(total, I(1))
+    return fma(top, LN_2, F(-0.0)), sum_of_lanes(a, b, c, d, lane)
 
 
-def make_integers(load: DeviceFunction) -> DeviceFunction:
-    """The device function ``integers(p, r, scales, t, high, low)``: the integers P of query r, from its weights p and the
-    float16 scales of a block of the chunk's values: bytes P // 16 and P % 16 of four positions per word, to high and low
-    [strip, r]; returns 2**(E - 11), or 0 if all are 0, or NaN if a product is not finite."""
-
-    n_w = 4 * STRIPS
+def make_products(load: DeviceFunction, strips: int) -> DeviceFunction:
+    """The device function ``products(p, r, scales, t, w)``: the weights p of query r times the float16 scales of a block of
+    the values, to w [4 strips]; returns the bits of the lane's largest."""
 
     @device
-    def integers(p, r, scales, t, high, low):
-        w = cuda.local.array(n_w, np.float32)
+    def products(p, r, scales, t, w):
         bits = I(0)
-        for m in range(STRIPS):
+        for m in range(strips):
             halves = load(scales, 8 * m + 2 * t)
             for e in range(4):
                 half = halves[e >> 1]
@@ -214,22 +225,52 @@ def make_integers(load: DeviceFunction) -> DeviceFunction:
                 # is the sum of weights.
                 w[4 * m + e] = max(F(0.0), p[8 * m + 4 * r + e] * d)
                 bits = max(bits, I(float_bits(w[4 * m + e])))
+        return bits
+
+    return products
+
+
+@device
+def power_above(bits):
+    """(2**(11 - E), 2**(E - 11)), where the float32 of these bits, the largest product of a chunk, is below 2**E; (0, 0) if
+    it counts as 0, NaN in place of the second if it is not finite."""
+    exponent = I(bits >> I(23))
+    up = bits_float(I(I(264 - exponent) << I(23)))
+    factor = unless_overflow(bits_float(bits), bits_float(I(I(exponent - 10) << I(23))))
+    if bits_float(bits) < TINY:
+        up, factor = F(0.0), F(0.0)
+    return up, factor
+
+
+@device
+def to_bytes(w, m, up):
+    """The integers P of the four products w[4 m : 4 m + 4], as words of the bytes P // 16 and P % 16."""
+    even, odd = U(0), U(0)
+    for e in range(2):
+        value = U(min(I(WEIGHT), round_product(w[4 * m + 2 * e], up)))
+        after = U(min(I(WEIGHT), round_product(w[4 * m + 2 * e + 1], up)))
+        even, odd = U(even | U(value << U(16 * e))), U(odd | U(after << U(16 * e)))
+    # The bytes of positions 0, 2 and 1, 3.
+    low = U(U(even & U(0x000F000F)) | U(U(odd & U(0x000F000F)) << U(8)))
+    return U(U(U(even >> U(4)) & U(0x007F007F)) | U(U(U(odd >> U(4)) & U(0x007F007F)) << U(8))), low
+
+
+def make_integers(load: DeviceFunction) -> DeviceFunction:
+    """The device function ``integers(p, r, scales, t, high, low)``: the integers P of query r, from its weights p and the
+    float16 scales of a block of the chunk's values: bytes P // 16 and P % 16 of four positions per word, to high and low
+    [strip, r]; returns 2**(E - 11), or 0 if all are 0, or NaN if a product is not finite."""
+
+    n_w, products = 4 * STRIPS, make_products(load, STRIPS)
+
+    @device
+    def integers(p, r, scales, t, high, low):
+        w = cuda.local.array(n_w, np.float32)
+        bits = products(p, r, scales, t, w)
         bits = max(bits, lane_xor_int(bits, I(1)))
         bits = max(bits, lane_xor_int(bits, I(2)))
-        exponent = I(bits >> I(23))
-        up = bits_float(I(I(264 - exponent) << I(23)))
-        factor = unless_overflow(bits_float(bits), bits_float(I(I(exponent - 10) << I(23))))
-        if bits_float(bits) < TINY:
-            up, factor = F(0.0), F(0.0)
+        up, factor = power_above(bits)
         for m in range(STRIPS):
-            even, odd = U(0), U(0)
-            for e in range(2):
-                value = U(min(I(WEIGHT), round_product(w[4 * m + 2 * e], up)))
-                after = U(min(I(WEIGHT), round_product(w[4 * m + 2 * e + 1], up)))
-                even, odd = U(even | U(value << U(16 * e))), U(odd | U(after << U(16 * e)))
-            # The bytes of positions 0, 2 and 1, 3.
-            low[2 * m + r] = U(U(even & U(0x000F000F)) | U(U(odd & U(0x000F000F)) << U(8)))
-            high[2 * m + r] = U(U(U(even >> U(4)) & U(0x007F007F)) | U(U(U(odd >> U(4)) & U(0x007F007F)) << U(8)))
+            high[2 * m + r], low[2 * m + r] = to_bytes(w, m, up)
         return factor
 
     return integers
