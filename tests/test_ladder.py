@@ -1,10 +1,14 @@
-"""The steps of ``examples/ladder``: their code for GPUs, and the book.  Their bits: ``tests/cuda/simulated/test_ladder.py``."""
+"""The steps of ``examples/ladder``: their code for GPUs, and the book.
+
+``tests/cuda/simulated/test_ladder.py`` tests their bits.
+"""
 
 import os
 import re
 import runpy
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +44,11 @@ def test_a_step_compiles(step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(LADDER), *sys.path])
     names: dict[str, Any] = runpy.run_path(str(step))
     heads, kv, d, _ = names.get("HEADS", (1, 1, 1, 1))
-    sizes = {"block_per_head": (d, heads // kv), "block_per_chunk": (d, heads // kv), "pairs": (d, heads // kv)}
-    sizes |= {"shared_keys": (d, heads // kv), "join_chunks_in_turn": (d,), "factors_first": (d,)}
+    sizes = {"d": d, "share": heads // kv}
     kernels = [value for value in names.values() if isinstance(value, Kernel) and value.name != "matmul_quantized"]
     assert kernels or step.stem == "8_engine"
     for kernel in kernels:
-        ptx = compile_ptx(kernel(*sizes.get(kernel.name, ())), (9, 0))
+        ptx = compile_ptx(kernel(*map(sizes.__getitem__, signature(kernel.build).parameters)), (9, 0))
         assert check(ptx) == []
         assert ".local" not in ptx
 
