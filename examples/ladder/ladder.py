@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from engine.errors import DeviceError
 try:
     require_gpu()
 except DeviceError:
+    if find_spec("numba_cuda") is None or find_spec("greenlet") is None:
+        sys.exit("There is no GPU, and its simulator needs packages: pip install 'bitmirror[cuda,simulator]'.")
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before Numba is imported
 
 sys.path.append(str(Path(__file__).parents[1]))  # for law.py
@@ -40,7 +43,6 @@ from engine.cuda.intrinsics import SIMULATED
 from engine.cuda.products.repack import repack_rows
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer, Device
-from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import FORMATS
 from engine.ops.weight import Weight
 from engine.synthetic.model import random_blocks
@@ -209,6 +211,8 @@ def compare(title: str | None, given: Inputs, *launches: Launch) -> None:
 
 def _simulated(given: Inputs, launches: tuple[Launch, ...]) -> tuple[np.ndarray, float]:
     """The result, and no time."""
+    from engine.cuda.runtime.simulator import run
+
     arrays = given.arrays | {"out": (out := np.full_like(given.expected, np.nan))}
     for step, (blocks, threads), arguments in launches:
         run(step, blocks, threads, [arrays[a] if isinstance(a, str) else a for a in arguments], strict=False)
