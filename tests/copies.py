@@ -134,43 +134,15 @@ class Imports:
         return found
 
 
-class Copy:
-    """A copy of the tree below ``folder``, in which one change at a time is made and undone."""
+class Tree:
+    """A tree of sources, with a folder for the kernels that its tests compile."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self.names = names
-        self.tree, self.cache = folder / "tree", folder / "cache"
-        for name in names:
-            to = self.tree / name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, to)
-
-    def change(self, name: str, text: str) -> None:
-        """Replace the text of a file."""
-        (self.tree / name).write_text(text, encoding="utf-8")
-
-    def restore(self, name: str) -> None:
-        """Restore the original text of a file, and remove files that tests have written."""
-        shutil.copy2(REPOSITORY / name, self.tree / name)
-        shutil.rmtree(self.cache, ignore_errors=True)
-        for path in self.tree.rglob("__pycache__"):
-            shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
-
-    def seed(self, other: "Copy", changed: str, imports: Imports) -> None:
-        """Start with the kernels that ``other`` has compiled, except those that depend on ``changed``."""
-        stale = imports.users(changed)
-        if ENTRIES in stale:
-            return
-        version = self.cache / self.version
-        version.mkdir(parents=True, exist_ok=True)
-        for path in (other.cache / other.version).glob("*.numba"):
-            if imports.file(path.name.split("-")[0]) not in stale:
-                _link(path, version / path.name)
+    def __init__(self, tree: Path, cache: Path) -> None:
+        self.tree, self.cache = tree, cache
 
     @property
     def version(self) -> str:
-        """The name of the folder of this copy's CPU kernels in the cache."""
+        """The name of the folder of this tree's CPU kernels in the cache."""
         code = "import engine.compile.cache as k; print(k.places('cpu').write)"
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -188,7 +160,7 @@ class Copy:
             "PYTHONPATH": python,
             "PYTHONDONTWRITEBYTECODE": "1",
             "NUMBA_CACHE_DIR": str(self.cache),
-            "BITMIRROR_CACHE": os.environ.get("BITMIRROR_CACHE") or str(self.tree.parent / "models"),
+            "BITMIRROR_CACHE": os.environ.get("BITMIRROR_CACHE") or str(self.cache.parent / "models"),
             "BITMIRROR_SHARED": os.environ.get("BITMIRROR_SHARED") or str(REPOSITORY.parent / "shared"),
         }
 
@@ -247,6 +219,41 @@ class Copy:
             return Outcome(target, "not run", time.perf_counter() - started, output)
         found = SUMMARY.search(output)
         return Outcome(found[1] if found else target, "failed", time.perf_counter() - started, output)
+
+
+class Copy(Tree):
+    """A copy of the tree below ``folder``, in which one change at a time is made and undone."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        super().__init__(folder / "tree", folder / "cache")
+        self.names = names
+        for name in names:
+            to = self.tree / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, to)
+
+    def change(self, name: str, text: str) -> None:
+        """Replace the text of a file."""
+        (self.tree / name).write_text(text, encoding="utf-8")
+
+    def restore(self, name: str) -> None:
+        """Restore the original text of a file, and remove files that tests have written."""
+        shutil.copy2(REPOSITORY / name, self.tree / name)
+        shutil.rmtree(self.cache, ignore_errors=True)
+        for path in self.tree.rglob("__pycache__"):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+
+    def seed(self, other: "Copy", changed: str, imports: Imports) -> None:
+        """Start with the kernels that ``other`` has compiled, except those that depend on ``changed``."""
+        stale = imports.users(changed)
+        if ENTRIES in stale:
+            return
+        version = self.cache / self.version
+        version.mkdir(parents=True, exist_ok=True)
+        for path in (other.cache / other.version).glob("*.numba"):
+            if imports.file(path.name.split("-")[0]) not in stale:
+                _link(path, version / path.name)
 
 
 class Runner(AbstractContextManager["Runner[C]"], Generic[C]):

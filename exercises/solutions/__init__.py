@@ -1,0 +1,1 @@
+"""Solutions: ``python -m exercises solution k1``."""
