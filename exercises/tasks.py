@@ -20,7 +20,6 @@ from gguf import GGMLQuantizationType as T
 from engine.cpu.backend import Backend
 from engine.cpu.products.quantize import quantize_rows
 from engine.cuda.intrinsics import SIMULATED, exp, fma
-from engine.cuda.runtime import compiler
 from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import FORMATS
 from engine.ops.activation import SWIGLU
@@ -167,13 +166,8 @@ TASKS: dict[str, Callable[[], Iterator[Run]]] = {
 
 
 def load(folder: str, name: str) -> ModuleType:
-    """A module of ``kernels`` or ``solutions``.  Its kernel gets no place among those of the engine."""
-    before = dict(compiler.KERNELS)
-    try:
-        return importlib.import_module(f"exercises.{folder}.{name}")
-    finally:
-        compiler.KERNELS.clear()
-        compiler.KERNELS.update(before)
+    """A module of ``kernels`` or ``solutions``."""
+    return importlib.import_module(f"exercises.{folder}.{name}")
 
 
 def check(name: str, folder: str = "kernels") -> tuple[bool, str]:

@@ -96,7 +96,7 @@ SHARED_OF_DRIVER = 1024
 """Bytes of shared memory that the driver adds to each block."""
 
 KERNELS: dict[str, Kernel] = {}
-"""Every kernel by name.  A kernel is added when its module is imported."""
+"""Every kernel of the engine by name.  A kernel is added when its module is imported."""
 
 
 def kernel(
@@ -111,7 +111,8 @@ def kernel(
 
     def declare(build: Callable[..., KernelCode]) -> Kernel:
         declared = Kernel(build.__name__, arguments, build, threads, blocks, shared, cached, target)
-        KERNELS[declared.name] = declared
+        if build.__module__.startswith("engine."):  # not one of a program, which may have the same name
+            KERNELS[declared.name] = declared
         return declared
 
     return declare
