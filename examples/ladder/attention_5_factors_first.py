@@ -9,15 +9,12 @@ once.  What is left for each chunk is one ``fma``, whose operands were loaded be
 one thread more adds the weights as another one adds an element.
 
 Latency: a chunk costs the time of one ``fma`` instead of two powers and a load.
-
-``engine/cuda/attention`` continues from here.  Its kernels take up to 32 rows of several sequences, find their pages in a
-table, keep a chunk of keys in shared memory, and begin to load it before the query is ready.
 """
 
 import numpy as np
 from attention_1_block_per_head import join
 from attention_4_shared_keys import ATTEND
-from ladder import HEADS, attention
+from ladder import HEADS, Launch, attention
 from numba import cuda
 
 from engine.cuda.intrinsics import exp, fma
@@ -69,6 +66,8 @@ def factors_first(d: int):
     return factors_first
 
 
+heads, kv, d, n = HEADS
+JOIN: Launch = (factors_first(d), (heads, 160), ("states", "out", "chunks"))
+
 if __name__ == "__main__":
-    heads, kv, d, n = HEADS
-    attention(__doc__, ATTEND, (factors_first(d), (heads, 160), ("states", "out", "chunks")))
+    attention(__doc__, ATTEND, JOIN)
