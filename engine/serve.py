@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         certificate=(args.ssl_cert_file, args.ssl_key_file) if args.ssl_cert_file else None,
         models_max=args.models_max,
         drain_seconds=args.drain_seconds,
+        webui=args.webui,
     )
 
 

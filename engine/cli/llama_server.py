@@ -12,7 +12,8 @@ PER_REQUEST = "each request says so itself, in chat_template_kwargs or reasoning
 THOUGHTS = "thoughts are always reasoning_content; leave this flag out"
 NO_BUDGET = "reasoning is not limited separately; limit the whole answer with max_tokens in the request"
 NO_TOOLS = "the server runs no tools; the program that asks runs them"
-NO_UI = "there is no user interface but a page of links; use a program that speaks OpenAI's interface"
+PAGE = "the page at / is there unless --no-webui is given; leave this flag out"
+NO_CONFIG = "the page at / keeps its settings in the browser; leave this flag out"
 CORS = "the methods and headers of the routes are always allowed to --cors-origins; leave this flag out"
 SHARED = "texts that begin alike always share what the cache holds; leave this flag out"
 POOL = "all slots share the memory of one cache; set the context of each with -c"
@@ -86,9 +87,8 @@ OWN: tuple[Other | Flag, ...] = (
     Flag("--metrics --slots", 0, "this route is always there", holds=ANY),
     Flag("--no-slots", 0, "/slots shows no texts; protect it with --api-key"),
     Flag("--props", 0, "properties do not change while the server runs; set them with flags"),
-    Flag("--no-ui --no-webui", 0, NO_UI, holds=ANY),
-    Flag("--ui --webui", 0, NO_UI),
-    Flag("--ui-config --webui-config --ui-config-file --webui-config-file", 1, NO_UI),
+    Flag("--ui --webui", 0, PAGE, holds=ANY),
+    Flag("--ui-config --webui-config --ui-config-file --webui-config-file", 1, NO_CONFIG),
     Flag("--no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent", 0, NO_TOOLS, holds=ANY),
     Flag("--ui-mcp-proxy --webui-mcp-proxy -ag --agent", 0, NO_TOOLS),
     Flag("--tools-runtime --mcp-servers-config --mcp-servers-json", 1, NO_TOOLS),

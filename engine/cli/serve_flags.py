@@ -46,8 +46,8 @@ address to listen on; others than those of this machine need --api-key, and acce
 everywhere"""
 
 API_KEY = """\
-a key that every request but those to /health must have; may be repeated: requests with different keys
-share nothing that the cache holds"""
+a key that every request must have, but those to /health and for the page at /; may be repeated:
+requests with different keys share nothing that the cache holds"""
 
 API_KEY_FILE = """\
 a file with further keys, one a line; empty lines and those that begin with # are left out"""
@@ -133,6 +133,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     shared.add_pooling(group)
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
+    add("--no-webui", "--no-ui", dest="webui", action="store_false", help="offer no page for conversations at /")
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
     add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
     add("-to", "--timeout", metavar="X", type=real(0, above=True), help=TIMEOUT)

@@ -15,7 +15,7 @@ from engine.serving.anthropic.count_tokens import count_tokens
 from engine.serving.anthropic.messages import messages
 from engine.serving.anthropic.shapes import ErrorResponse
 from engine.serving.errors import Refusal, note, refusal_of
-from engine.serving.front import front
+from engine.serving.front import greeting, page
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.llama_server.completion import completion
@@ -63,6 +63,7 @@ def app(
     origins: Sequence[str] = (),
     models_max: int = 4,
     preload: bool = True,
+    webui: bool = True,
 ) -> Guard:
     """The server as an ASGI application, for uvicorn or another program that serves one.
 
@@ -73,8 +74,8 @@ def app(
     limits : Limits, optional
         The most that a client may ask for.
     keys : sequence of str
-        API keys, one of which every request but those to ``/health`` must have; none: no key is needed. Requests with
-        different keys share nothing that the cache holds.
+        API keys, one of which every request but those to ``/health`` and for the page must have; none: no key is needed.
+        Requests with different keys share nothing that the cache holds.
     local : bool
         Answer only requests whose Host header stands for this machine. Give False if the server listens on an address that
         others reach.
@@ -85,6 +86,8 @@ def app(
         The most models that are open at the same time.
     preload : bool
         Open the first model when the application starts, instead of with the first request.
+    webui : bool
+        Offer a page at ``/``, in which a browser shows conversations.
 
     Returns
     -------
@@ -103,14 +106,15 @@ def app(
 
     # Refusals are answered by ``answered``, in the shape of their interface.
     handlers = {HTTPException: _http_error}
-    inner = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
+    front = page() if webui else [Route("/", greeting)]
+    inner = Starlette(routes=[*front, *routes()], lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
-    return Guard(inner, state, keys, local, origins)
+    return Guard(inner, state, keys, local, origins, [route.path for route in front] if webui else [])
 
 
 def routes() -> list[Route]:
-    """All routes."""
+    """All routes but those of the page."""
     return [
         *_openai("/chat/completions", chat_completions, "POST"),
         *_openai("/chat/completions/input_tokens", chat_input_tokens, "POST"),
@@ -143,8 +147,6 @@ def routes() -> list[Route]:
         _ollama("show", show, "POST"),
         _ollama("ps", ps),
         _ollama("version", version),
-        # A route that answers GET answers HEAD, too; Ollama's program asks in this way whether there is a server.
-        Route("/", answered(front, shapes.error_response)),
         _ollama("embed", embed, "POST"),
         _ollama("embeddings", ollama_embeddings, "POST"),
         *(_ollama(name, refused.refused, method) for name, method in refused.NAMES.items()),

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,7 +25,7 @@ from engine.serving.state import State
 log = logging.getLogger("bitmirror.serving.access")
 
 OPEN = ("/health", "/v1/health")
-"""The paths that need no key."""
+"""The paths that need no key, and are not logged."""
 
 PART = 64 << 10
 """Bytes of a body that are sent at once."""
@@ -38,16 +38,24 @@ class Guard:
     """An ASGI application around another one.
 
     keys: those that are accepted, none: no key is needed; local: only hosts that stand for this machine are accepted, which
-    keeps the pages of other web sites out (DNS rebinding); origins: those whose pages may read answers.
+    keeps the pages of other web sites out (DNS rebinding); origins: those whose pages may read answers; files: paths of files
+    that are the same for everybody, which need no key either.
     """
 
     def __init__(
-        self, inner: ASGIApp, state: State, keys: Sequence[str], local: bool, origins: Sequence[str] = ()
+        self,
+        inner: ASGIApp,
+        state: State,
+        keys: Sequence[str],
+        local: bool,
+        origins: Sequence[str] = (),
+        files: Iterable[str] = (),
     ) -> None:
         self.state = state
         self._inner = inner
         self._keys = [key.encode() for key in keys]
         self._local = local
+        self._open = frozenset((*OPEN, *files))
         self._outer: ASGIApp = Cors(self._guarded, origins) if origins else self._guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +105,7 @@ class Guard:
                 await self._inner(scope, receive, answer)
         finally:
             claim.hold(0)
-            if scope["path"] not in OPEN:
+            if scope["path"] not in self._open:
                 more = "".join(f" {name}={value}" for name, value in notes.items())
                 milliseconds = 1e3 * (time.monotonic() - begun)
                 # A path may hold anything; what could end the line is written as an escape.
@@ -113,7 +121,7 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1")
         if self._local and not is_loopback(_PORT.sub("", host)):
             return Refusal("this server answers requests to this machine only; use localhost as the host.", 403)
-        if self._keys and scope["path"] not in OPEN and key is None:
+        if self._keys and scope["path"] not in self._open and key is None:
             problem = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key."
             return Refusal(problem, 401, code="invalid_api_key")
         return None

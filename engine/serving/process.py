@@ -222,13 +222,14 @@ def serve(
     certificate: tuple[str, str] | None,
     models_max: int,
     drain_seconds: float,
+    webui: bool,
 ) -> int:
     """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address or the certificate cannot
     be used, or if the first model cannot be opened."""
     one_arena()
     local = is_loopback(host)
     application = app(
-        specs, limits=limits, keys=keys, local=local, origins=origins, models_max=models_max, preload=False
+        specs, limits=limits, keys=keys, local=local, origins=origins, models_max=models_max, preload=False, webui=webui
     )
     raise_limit()
     connections = Connections()

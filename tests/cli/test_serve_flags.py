@@ -74,7 +74,5 @@ def test_slots() -> None:
 
 
 def test_flags_of_llama_server_that_request_what_is_the_case() -> None:
-    words = (
-        "-cb --metrics --slots --no-webui --cache-prompt --jinja -fa on -kvu --cache-reuse 0 --reasoning-format auto"
-    )
+    words = "-cb --metrics --slots --webui --cache-prompt --jinja -fa on -kvu --cache-reuse 0 --reasoning-format auto"
     assert parser().parse_args(words.split()) == parser().parse_args([])
