@@ -155,7 +155,7 @@ def test_an_answer_follows_a_schema(web: Page) -> None:
         ("schema", "{", "The JSON schema is no JSON: "),
         ("temperature", "hot", 'Temperature must be a number, not "hot".'),
         ("top_k", "1.5", 'Top-k must be a whole number, not "1.5".'),
-        ("temperature", "5", "Temperature must be "),  # the server's sentence
+        ("temperature", "5", "temperature must be "),  # the server's sentence
     ],
 )
 def test_what_is_wrong_is_one_sentence(web: Page, name: str, value: str, sentence: str) -> None:
@@ -385,9 +385,10 @@ class WithReceipts:
             response = JSONResponse({"receipts": True})
         elif path == "/v1/chat/completions":
             asked = (await Request(scope, receive).json()).get("receipt") is True
+            thought = {"choices": [{"delta": {"reasoning_content": "a *thought*"}}]}
             chunk = {"choices": [{"delta": {"content": "text"}, "finish_reason": "stop"}]}
             end = {"choices": [], "receipt": {"chain": "abc"}} if asked else {"choices": []}
-            events = [f"data: {json.dumps(each)}\n\n" for each in (chunk, end)]
+            events = [f"data: {json.dumps(each)}\n\n" for each in (thought, chunk, end)]
             response = Response("".join(events) + "data: [DONE]\n\n", media_type="text/event-stream")
         elif path == "/v1/verify":
             same = await Request(scope, receive).json() == {"chain": "abc"}
@@ -407,6 +408,12 @@ def test_an_answer_is_verified_by_its_receipt(window: Page) -> None:
         window.run("document.querySelector('#receipts').click()")
         say(window)
         assert last(window)["receipt"] == {"chain": "abc"}
+        thoughts = "document.querySelector('article.answer .thoughts')"
+        assert window.run(f"[{thoughts}.hidden, {thoughts}.open, {thoughts}.querySelector('em').textContent]") == [
+            False,
+            False,
+            "thought",
+        ]
         window.click("button", "Verify this answer")
         window.wait(f"{verdict}.startsWith('Verified: the server gives these 7 tokens again')")
         window.run(
@@ -416,6 +423,59 @@ def test_an_answer_is_verified_by_its_receipt(window: Page) -> None:
         window.click("button", "Verify this answer")
         window.wait(f"{verdict} === 'Not the same: token 3 differs.'")
     assert not window.problems
+
+
+def test_another_conversation_while_an_answer_is_received(web: Page) -> None:
+    say(web)
+    web.click("#new")
+    settings(web, max_tokens="", seed=LONG)
+    say(web, "def fibonacci(n):\n    ", wait=False)
+    web.wait(f"{LAST}?.querySelector('.main > .markdown').textContent.length > 20")
+    web.click("#conversations button", QUESTION)
+    assert web.run("document.querySelectorAll('article').length") == 2
+    assert web.run("!document.querySelector('#stop').hidden")
+    length = "document.querySelector('.markdown').textContent.length"
+    before = web.run(length)
+    web.click("#message")
+    web.type("x")
+    web.press("Enter", CTRL)
+    assert web.run("document.querySelector('#notice').textContent").startswith("Wait for the end of the answer")
+    web.click("#conversations button", "def fibonacci(n):")
+    web.wait(f"{LAST}.querySelector('.main > .markdown').textContent.length > {before + 40}")
+    web.click("#stop")
+    web.wait(IDLE)
+    assert [len(each["messages"]) for each in kept(web)] == [2, 2]
+    assert web.run("document.querySelector('#message').value") == "x"
+    # One that is deleted while it is received does not come back.
+    web.click("button", "Same seed")
+    web.wait(f"{LAST}.getAttribute('aria-busy') === 'true'")
+    web.click("#delete")
+    web.click("#dialog-confirm")
+    web.wait("document.querySelectorAll('#conversations button').length === 1")
+    assert len(kept(web)) == 1
+
+
+def test_the_storage_of_the_browser(web: Page, url: str) -> None:
+    """Another tab changes it, it is damaged, and it is full."""
+    say(web)
+    name = web.run("Object.keys(localStorage)[0]")
+    changed = json.dumps(kept(web)[0] | {"title": "Elsewhere"})
+    event = f"new StorageEvent('storage', {{key: {name!r}}})"
+    web.run(f"localStorage[{name!r}] = {json.dumps(changed)}; dispatchEvent({event})")
+    assert web.run("document.querySelector('#title').textContent") == "Elsewhere"
+    web.run("""localStorage["bitmirror.conversation.0"] = "{"; localStorage["bitmirror.conversation.1"] = "null" """)
+    web.open(url)
+    web.wait("document.querySelector('#state').textContent.includes('context')")
+    assert web.run("document.querySelectorAll('#conversations button').length") == 1
+    web.run("""{
+      let text = "x".repeat(1 << 22);
+      for (let n = 0; text; n += 1)
+        try { localStorage["other" + n] = text; } catch { text = text.slice(text.length >> 1 || 1); }
+    }""")
+    say(web, "Go on")
+    shown = web.run("document.querySelector('#notice').textContent")
+    assert shown == "The browser has no room for this conversation: export it, or delete others."
+    assert web.run("document.querySelectorAll('article').length") == 4
 
 
 PHONE = (390, 780)

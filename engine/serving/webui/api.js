@@ -38,7 +38,7 @@ async function respond(path, body, signal) {
 // The sentence that an error carries.
 function sentence(body) {
   const message = body?.error?.message ?? (typeof body?.error === "string" ? body.error : null);
-  return typeof message === "string" && message ? message[0].toUpperCase() + message.slice(1) : null;
+  return typeof message === "string" && message ? message : null;
 }
 
 // The JSON that a request gives; body: undefined for GET.

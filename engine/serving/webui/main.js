@@ -59,9 +59,12 @@ async function loadModels() {
   if (status === "loaded") await loadProps();
 }
 
-// The model of the conversation.
+// The model of the conversation; the first one if it has none, or one that is not here any more.
 function current() {
-  return models.find((each) => each.id === chat.conversation.settings.model) ?? models[0];
+  const { settings } = chat.conversation;
+  const found = models.find((each) => each.id === settings.model);
+  if (models.length && !found) settings.model = "";
+  return found ?? models[0];
 }
 
 function showModels() {
@@ -157,16 +160,20 @@ function loadSoon() {
 
 // --- start -----------------------------------------------------------------------------------------------------------
 
-store.watch(() => {
-  // What is shown here stays, until it is chosen again.
-  sidebar.show();
+store.watch((id) => {
+  const changed = !chat.running && id === chat.conversation.id && store.load(id);
+  if (changed) open(changed);
+  else sidebar.show();
 });
 addEventListener("pagehide", () => {
-  if (chat.running?.conversation) chat.keep(chat.running.conversation);
+  if (!chat.running) return;
+  chat.running.message.finish = "stopped";
+  chat.keep(chat.running.conversation);
 });
 byId("forget").hidden = !key.get();
 byId("list").hidden = !WIDE.matches;
 cover();
-open(store.all()[0] ?? new Conversation());
+const [latest] = store.list();
+open(latest ? store.load(latest.id) : new Conversation());
 loadModels();
 byId("message").focus();

@@ -2,7 +2,7 @@
 import { Conversation } from "./conversation.js";
 import { ask } from "./dialog.js";
 import { byId, button, download, el, notice } from "./dom.js";
-import { all, exported, imported, remove, save } from "./store.js";
+import { all, exported, imported, list, load, remove, save } from "./store.js";
 
 // chat: the conversation that is shown; open: shows another one.
 export class Sidebar {
@@ -21,7 +21,7 @@ export class Sidebar {
   // Write the list anew.
   show() {
     const { conversation } = this.chat;
-    const items = all().map((each) => {
+    const items = list().map((each) => {
       const current = each.id === conversation.id;
       const pick = button(current ? conversation.name : each.name, () => this.pick(each.id), { "aria-current": current && "true" });
       return el("li", {}, pick);
@@ -36,7 +36,7 @@ export class Sidebar {
 
   pick(id) {
     const { running } = this.chat;
-    const found = running?.conversation.id === id ? running.conversation : all().find((each) => each.id === id);
+    const found = running?.conversation.id === id ? running.conversation : load(id);
     if (found) this.open(found);
     else this.show(); // another tab has deleted it
   }
@@ -64,7 +64,8 @@ export class Sidebar {
       await running.ended; // which keeps it once more
     }
     remove(conversation);
-    this.open(all()[0] ?? new Conversation(conversation.settings));
+    const [next] = list();
+    this.open(next ? load(next.id) : new Conversation(conversation.settings));
   }
 
   export(conversations) {

@@ -3,14 +3,31 @@ import { Conversation, FORMAT, newId } from "./conversation.js";
 
 const PREFIX = "bitmirror.conversation.";
 
-// All conversations that can be read, the latest first.
-export function all() {
+const seen = new Map(); // entries that have been read, by their names: {text, id, name, updated}
+
+// The id, name and time of every conversation that can be read, the latest first.
+export function list() {
   const found = [];
   for (const name of names()) {
-    const conversation = read(localStorage.getItem(name));
-    if (conversation) found.push(conversation);
+    const text = localStorage.getItem(name);
+    if (seen.get(name)?.text !== text) {
+      const conversation = read(text);
+      if (!conversation) continue;
+      seen.set(name, { text, id: conversation.id, name: conversation.name, updated: conversation.updated });
+    }
+    found.push(seen.get(name));
   }
   return found.sort((a, b) => b.updated - a.updated);
+}
+
+// A conversation; null if there is none.
+export function load(id) {
+  return read(localStorage.getItem(PREFIX + id));
+}
+
+// All conversations, the latest first.
+export function all() {
+  return list().map((each) => load(each.id));
 }
 
 function names() {
@@ -25,7 +42,7 @@ function read(text) {
   try {
     return Conversation.read(JSON.parse(text));
   } catch {
-    return null;
+    return null; // it is damaged, or there is none
   }
 }
 
@@ -47,10 +64,11 @@ export function remove(conversation) {
   }
 }
 
-// Call `listener` when another tab has changed the conversations.
+// Call `listener` when another tab has changed conversations, with the id of the one; null: several.
 export function watch(listener) {
   addEventListener("storage", (event) => {
-    if (event.key === null || event.key.startsWith(PREFIX)) listener();
+    if (event.key === null) listener(null);
+    else if (event.key.startsWith(PREFIX)) listener(event.key.slice(PREFIX.length));
   });
 }
 

@@ -27,6 +27,7 @@ export class MessageView {
     this.element = el("article", { class: this.answer ? "answer" : "user" }, this.heading, this.main, this.error);
     if (this.answer) this.element.append(this.stats);
     this.element.append(this.bar, this.verdict);
+    this.thinking = false;
     this.tokens = null; // the view of tokens, if it is what is shown
     this.update(false);
   }
@@ -40,6 +41,10 @@ export class MessageView {
     else this.content.textContent = message.content;
     if (message.reasoning) this.thought.show(message.reasoning);
     this.thoughts.hidden = !message.reasoning || this.tokens !== null;
+    // Thoughts are shown until the answer begins, or as the user likes.
+    const thinking = busy && !message.content;
+    if (thinking !== this.thinking) this.thoughts.open = thinking;
+    this.thinking = thinking;
     this.tokens?.show(message.tokens ?? []);
     this.error.textContent = message.error ?? "";
     this.error.hidden = !message.error;
@@ -135,6 +140,7 @@ export class MessageView {
     this.main.replaceWith(form);
     this.bar.hidden = true;
     area.focus();
+    form.scrollIntoView({ block: "nearest" });
   }
 }
 
