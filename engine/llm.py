@@ -1,8 +1,9 @@
 """A loaded model.  ``engine/loading.py`` opens it; ``engine/conversations.py`` is how it answers."""
 
+import threading
 import time
 from types import MappingProxyType, TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from engine.compile.pool import compile_all
 from engine.documented import Documented
 from engine.embeddings import Embeddings
 from engine.errors import UsageError
+from engine.fingerprint import described, weights_digest
 from engine.gguf.file import GGUF
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops.memory import Progress
+from engine.receipts.form import fingerprint_of
 from engine.sampling.defaults import sampling_defaults
 from engine.speculative.dflash import DFlashDraft
 from engine.speculative.draft_model import DraftModel
@@ -74,6 +77,11 @@ class LLM(Embeddings, metaclass=Documented):
         What is odd about the file and does not keep it from running: a sentence each.
     reread : str or None
         A sentence if more than 64 tokens of the latest prompt that had been read before had to be read again; else None.
+    fingerprint : str
+        Identifies everything that an answer depends on besides its prompt and its options: all weights, their formats, the
+        tokenizer and the chat template, the types of the cache and its budget, and the arithmetic. Two models with the same
+        fingerprint give the same answers. The first time, all of the file is read and hashed, by all cores; the result is
+        remembered in the user's cache.
     closed : bool
         Whether :meth:`close` was called.
     """
@@ -96,7 +104,7 @@ class LLM(Embeddings, metaclass=Documented):
         *("reset", "compile", "save_state", "load_state", "close"),
         *("path", "config", "tokenizer", "chat_template", "n_ctx", "batch_size", "n_threads", "n_params", "n_bytes"),
         *("n_bytes_read", "cache_bytes", "memory", "n_cached", "load_seconds", "compile_seconds", "draft", "sampling"),
-        *("warnings", "reread", "closed"),
+        *("warnings", "reread", "fingerprint", "closed"),
     )
     """The names that the documentation has; the others belong to the machinery of the engine."""
 
@@ -132,6 +140,8 @@ class LLM(Embeddings, metaclass=Documented):
             kind = DFlashDraft if model.config.block else Eagle3Draft if model.fusion is not None else MTPDraft
             self.draft = kind(self)
         self._label = model.ops.label
+        #: The digest of the weights, once it was wanted, and the lock of the thread that computes it.
+        self._weights, self._hashing = "", threading.Lock()
 
     def __repr__(self) -> str:
         config = self.config
@@ -147,6 +157,26 @@ class LLM(Embeddings, metaclass=Documented):
         raise TypeError(
             "a model cannot be pickled or copied: send its path to the other process and open it there with engine.load()."
         )
+
+    # --- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """See the attributes of the class."""
+        return fingerprint_of(self.identity())
+
+    def identity(self, *, remembered: bool = True, progress: Progress | None = None) -> dict[str, Any]:
+        """The object whose hash is the fingerprint; see :func:`engine.fingerprint.described`.
+
+        remembered: False: read all weights, whatever is remembered of them; progress: called as ``progress("digest", done,
+        total)`` with bytes.  Raises UsageError if the model is closed, and GGUFError if its file cannot be read.
+        """
+        self.check_open()
+        gguf, config, cache = self.model.gguf, self.config, self.cache
+        with self._hashing:  # and not that of the model: answers go on meanwhile
+            if not self._weights or not remembered:
+                self._weights = weights_digest(gguf, remembered=remembered, progress=progress)
+        return described(self._weights, config, cache, self.chat_template)
 
     # --- opening and closing -----------------------------------------------------------------------------------
 

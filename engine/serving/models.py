@@ -151,18 +151,13 @@ class Models:
                     raise
                 continue
             served = Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
-            await asyncio.to_thread(self._complete, served)
+            await asyncio.to_thread(self.changed)
             where = f"on the CPU with {llm.n_threads} threads" if llm.n_threads else f"on {llm.model.ops.label}"
             slots = f"{len(llm.slots)} slots of {llm.n_ctx} tokens"
             log.info("%s is open %s: %s; %s", entry.spec.name, where, slots, llm.memory)
             for warning in llm.warnings:
                 log.warning("%s: %s", entry.spec.name, warning)
             return served
-
-    def _complete(self, served: Served) -> None:
-        """Compute what would delay the first request."""
-        assert served.fingerprint
-        self.changed()
 
     async def _make_room(self, wanting: Entry) -> bool:
         """Close the model that was used least recently, of those that nobody uses; returns whether there was one."""

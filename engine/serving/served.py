@@ -1,16 +1,14 @@
 """A model that a server offers, and what answers with it once it is open."""
 
 import asyncio
-import hashlib
-import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine import state
 from engine.serving.answer import Answer, Ask
 from engine.serving.aside import compiling
 from engine.serving.driver import Driver
@@ -52,6 +50,9 @@ class Served:
         self.driver = Driver(llm, loop)
         self.embedder = Embedder(llm, limits.queue)
         self.limits = limits
+        self._closing = False
+        self._fingerprint: Future[str] = Future()
+        threading.Thread(target=self._identify, name="fingerprint", daemon=True).start()
 
     async def answers(self, ask: Ask) -> list[Answer]:
         """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
@@ -79,18 +80,25 @@ class Served:
         """A guess of the time until a place in the queue is free."""
         return max(1, min(60, self.driver.n_waiting // max(1, len(self.llm.slots))))
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identifies everything that an answer depends on besides the request: the weights, the types of the cache, the chat
-        template and the arithmetic."""
-        llm = self.llm
-        template = llm.chat_template
-        texts = ("",) if template is None else tuple(filter(None, (template.source, template.tool_source)))
-        parts = state.identity(llm.model.gguf, llm.config, llm.cache), *texts
-        return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    async def fingerprint(self) -> str:
+        """:attr:`engine.LLM.fingerprint`, which a thread computes from the time on when the model is open."""
+        return await asyncio.shield(asyncio.wrap_future(self._fingerprint))
+
+    def _identify(self) -> None:
+        try:
+            self.llm.identity(progress=self._go_on)
+            self._fingerprint.set_result(self.llm.fingerprint)
+        except Exception as error:
+            self._fingerprint.set_exception(error)
+
+    def _go_on(self, stage: str, done: int, total: int) -> None:
+        """Raise Refusal, which ends the thread, if the model is being closed."""
+        if self._closing:
+            raise Refusal(f"the model {self.name} is being closed; send the request again later.", 503, retry_after=5)
 
     def close(self) -> None:
         """End its answers and free its memory."""
+        self._closing = True
         self.embedder.close()
         self.driver.close()
         self.llm.close()

@@ -98,7 +98,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
         f"chatcmpl-{secrets.token_hex(12)}",
         int(time.time()),
         served.name,
-        served.fingerprint,
+        await served.fingerprint(),
         top is not None,
         top or 0,
         given.flag("include_usage", False),

@@ -82,7 +82,7 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
         f"cmpl-{secrets.token_hex(12)}",
         int(time.time()),
         served.name,
-        served.fingerprint,
+        await served.fingerprint(),
         logprobs is not None,
         logprobs or 0,
         given.flag("include_usage", False),

@@ -76,7 +76,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
         "object": "response",
         "created_at": int(time.time()),
         "model": served.name,
-        "system_fingerprint": served.fingerprint,
+        "system_fingerprint": await served.fingerprint(),
         "instructions": fields.text("instructions"),
         "max_output_tokens": most,
         "temperature": options["temperature"],
