@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.loading import load
     from engine.options import ChatOptions, Options
+    from engine.replay import Verification
     from engine.sampling.token_logprob import TokenLogprob
     from engine.sampling_params import SamplingParams
     from engine.speculative.params import SpeculationParams
@@ -58,6 +59,7 @@ __all__ = [
     "TokenizerError",
     "ToolCall",
     "UsageError",
+    "Verification",
     "__version__",
     "load",
 ]
@@ -71,6 +73,7 @@ _HOMES = {
     "Stream": "stream",
     "Timings": "decode.timings",
     "TokenLogprob": "sampling.token_logprob",
+    "Verification": "replay",
     "Options": "options",
     "ChatOptions": "options",
     "ToolCall": "tools.call",

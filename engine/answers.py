@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 from engine.checks import described, function, require, token_ids, whole
 from engine.decode.generation import Generation, begun
 from engine.errors import ContextError, UsageError
-from engine.generating_model import GeneratingModel
+from engine.fingerprint import IdentifiedModel
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.limits import MOST_PARALLEL
@@ -28,7 +28,7 @@ from engine.text.breakers import BREAKERS, breaker_ids
 from engine.text.tokenizer import Tokenizer
 
 
-class Answers(GeneratingModel):
+class Answers(IdentifiedModel):
     """A model that continues texts."""
 
     #: The sampling parameters that its file recommends.
@@ -141,6 +141,7 @@ class Answers(GeneratingModel):
         cache_salt: str = "",
         sampling_params: SamplingParams | None = None,
         schema: Schema | None = None,
+        receipt: bool = False,
     ) -> Generation | list[Generation]:
         """Begin an answer that continues a text or a sequence of token ids.
 
@@ -198,6 +199,9 @@ class Answers(GeneratingModel):
             What the answer, which is JSON, follows: a JSON schema as a dict, or a class with ``model_json_schema()``, such as
             a subclass of ``pydantic.BaseModel``, whose fields are then the only ones. ``parsed`` of the answer is a value of
             Python, or an object of the class. Not with ``grammar``.
+        receipt : bool
+            Record what :meth:`Generation.receipt` needs: of each token the digest of the logits that it was chosen from. Not
+            with logits processors, nor with drafts that are accepted by "ratio" or "p-min".
 
         Returns
         -------
@@ -249,6 +253,7 @@ class Answers(GeneratingModel):
         on_prefill: Callable[[int, int], None] | None,
         speculation: SpeculationParams | None,
         cache_salt: str,
+        receipt: bool,
         **chosen: Any,
     ) -> Generation:
         """One answer; chosen: the other fields of SamplerParams."""
@@ -285,6 +290,9 @@ class Answers(GeneratingModel):
             params = replace(params, logits_processors=[ending.around(each) for each in params.logits_processors])
         matcher = Matcher(grammar, self.tokenizer, len(ids), ends_late=ignore_eos) if grammar is not None else None
         sampler = Sampler(params, self.config.n_vocab, matcher)
+        speculating = self._speculation(speculation or SpeculationParams(), sampler, cache_salt)
+        if receipt:
+            _check_receipt(params, speculating)
         return begun(
             self,
             ids,
@@ -295,10 +303,11 @@ class Answers(GeneratingModel):
             top_logprobs=logprobs,
             begins_with=begins_with,
             on_prefill=on_prefill,
-            speculation=self._speculation(speculation or SpeculationParams(), sampler, cache_salt),
+            speculation=speculating,
             ending=ending,
             salt=cache_salt,
             schema=schema,
+            receipt=receipt,
         )
 
     def _speculation(self, params: SpeculationParams, sampler: Sampler, salt: str) -> Speculation | None:
@@ -409,3 +418,15 @@ class Answers(GeneratingModel):
         ' '
         """
         return Stream(self.generate(prompt, **options), self._threads)
+
+
+def _check_receipt(params: SamplerParams, speculation: Speculation | None) -> None:
+    """Raise UsageError if an answer cannot be replayed from its tokens."""
+    if params.logits_processors:
+        raise UsageError("a receipt cannot hold logits processors, which are functions of a program: leave them out.")
+    mode = speculation.params.accept if speculation is not None else "exact"
+    if mode != "exact" and not params.greedy:
+        raise UsageError(
+            f"an answer whose drafts are accepted by {mode} depends on the drafts, so it has no receipt: accept them "
+            'exactly (accept="exact").'
+        )

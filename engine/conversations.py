@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, overload
 
-from engine.answers import Answers
 from engine.checks import described
 from engine.decode.generation import Generation, divide
 from engine.errors import TemplateError, UsageError
 from engine.grammar.grammar import Grammar
 from engine.options import ChatOptions, Options
 from engine.schemas import Schema, grammar_of
+from engine.scores import ScoringModel
 from engine.several import each, is_several
 from engine.stream import Stream
 from engine.text.template.chat import ChatTemplate, Message
@@ -22,11 +22,8 @@ from engine.tools.prompt import prompt_of
 Conversation = Sequence[Message]
 
 
-class Conversations(Answers):
+class Conversations(ScoringModel):
     """A model that answers conversations."""
-
-    #: The chat template of its file, if it has one.
-    chat_template: ChatTemplate | None
 
     @overload
     def chat(

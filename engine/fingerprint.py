@@ -4,21 +4,24 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import Any
 
 from engine.cache.kv import KVCache
 from engine.errors import FetchError
+from engine.generating_model import GeneratingModel
 from engine.gguf.digest import model_digest
 from engine.gguf.file import GGUF
 from engine.hub.catalog import cache_dir
 from engine.machine import trust
+from engine.models.base import Model
 from engine.models.config import ModelConfig
+from engine.ops.memory import Progress
+from engine.receipts.form import fingerprint_of
 from engine.text.template.chat import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from engine.version import ARITHMETIC
-
-Progress = Callable[[str, int, int], None]
 
 
 def weights_digest(gguf: GGUF, *, remembered: bool = True, progress: Progress | None = None) -> str:
@@ -74,3 +77,41 @@ def described(weights: str, config: ModelConfig, cache: KVCache, template: ChatT
     # What is off in most models is not named.
     options = {"rounding": config.rounding, "kv_budget": cache.budget}
     return found | {name: value for name, value in options.items() if value}
+
+
+class IdentifiedModel(GeneratingModel):
+    """A model that generates tokens, and what identifies it."""
+
+    #: The chat template of its file, if it has one.
+    chat_template: ChatTemplate | None
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, snapshot_bytes: int) -> None:
+        super().__init__(model, tokenizer, snapshot_bytes)
+        self._forget()
+
+    def renew(self) -> None:
+        """In a process that was forked: a thread that was hashing does not exist."""
+        super().renew()
+        self._forget()
+
+    def _forget(self) -> None:
+        #: The digest of the weights, once it was wanted, and the lock of the thread that computes it.
+        self._weights, self._hashing = "", threading.Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        """See the attributes of the class."""
+        return fingerprint_of(self.identity())
+
+    def identity(self, *, remembered: bool = True, progress: Progress | None = None) -> dict[str, Any]:
+        """The object whose hash is the fingerprint; see :func:`engine.fingerprint.described`.
+
+        remembered: False: read all weights, whatever is remembered of them; progress: called as ``progress("digest", done,
+        total)`` with bytes.  Raises UsageError if the model is closed, and GGUFError if its file cannot be read.
+        """
+        self.check_open()
+        gguf, config, cache = self.model.gguf, self.config, self.cache
+        with self._hashing:  # and not that of the model: answers go on meanwhile
+            if not self._weights or not remembered:
+                self._weights = weights_digest(gguf, remembered=remembered, progress=progress)
+        return described(self._weights, config, cache, self.chat_template)

@@ -19,6 +19,7 @@ from engine.decode.request import Request
 from engine.locking import in_turn
 from engine.memory import Memory
 from engine.models.base import Model
+from engine.sampling import row_digest
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.mtp import MTPDraft
@@ -71,6 +72,7 @@ class GeneratingModel(CachedModel):
                 jobs.update(dict.fromkeys(drafter.ops.pass_jobs(each, rows)))
         for params in CHOICES:
             jobs.update(dict.fromkeys(Sampler(params, self.config.n_vocab).jobs()))
+        jobs.update(dict.fromkeys(row_digest.jobs(self.config.n_vocab)))
         if isinstance(self.draft, DraftModel):
             jobs.update(dict.fromkeys(self.draft.llm.jobs()))
         return list(jobs)

@@ -1,7 +1,8 @@
 """A loaded model.  ``engine/loading.py`` opens it; ``engine/conversations.py`` is how it answers."""
 
-import threading
+import os
 import time
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self
 
@@ -12,13 +13,12 @@ from engine.compile.pool import compile_all
 from engine.documented import Documented
 from engine.embeddings import Embeddings
 from engine.errors import UsageError
-from engine.fingerprint import described, weights_digest
 from engine.gguf.file import GGUF
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops.memory import Progress
-from engine.receipts.form import fingerprint_of
+from engine.replay import Verification, read_receipt, replay
 from engine.sampling.defaults import sampling_defaults
 from engine.speculative.dflash import DFlashDraft
 from engine.speculative.draft_model import DraftModel
@@ -95,6 +95,8 @@ class LLM(Embeddings, metaclass=Documented):
             "stream_chat",
             "embed",
             "rank",
+            "score",
+            "verify",
             "tokenize",
             "detokenize",
             "logits",
@@ -140,8 +142,6 @@ class LLM(Embeddings, metaclass=Documented):
             kind = DFlashDraft if model.config.block else Eagle3Draft if model.fusion is not None else MTPDraft
             self.draft = kind(self)
         self._label = model.ops.label
-        #: The digest of the weights, once it was wanted, and the lock of the thread that computes it.
-        self._weights, self._hashing = "", threading.Lock()
 
     def __repr__(self) -> str:
         config = self.config
@@ -158,25 +158,55 @@ class LLM(Embeddings, metaclass=Documented):
             "a model cannot be pickled or copied: send its path to the other process and open it there with engine.load()."
         )
 
-    # --- what it is --------------------------------------------------------------------------------------------
+    # --- receipts ----------------------------------------------------------------------------------------------
 
-    @property
-    def fingerprint(self) -> str:
-        """See the attributes of the class."""
-        return fingerprint_of(self.identity())
+    def verify(
+        self,
+        receipt: Mapping[str, Any] | str | os.PathLike[str],
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Verification:
+        """Replay a receipt: whether this model gives these tokens, from logits with these digests.
 
-    def identity(self, *, remembered: bool = True, progress: Progress | None = None) -> dict[str, Any]:
-        """The object whose hash is the fingerprint; see :func:`engine.fingerprint.described`.
+        The prompt and the tokens are read in passes like a prompt, anew, and the sampler of the receipt chooses after each of
+        them, so it takes as long as reading a prompt of that length. The weights are hashed, whatever is remembered of them.
+        The device, the number of threads, drafts and the size of passes may differ from those of the answer.
 
-        remembered: False: read all weights, whatever is remembered of them; progress: called as ``progress("digest", done,
-        total)`` with bytes.  Raises UsageError if the model is closed, and GGUFError if its file cannot be read.
+        Parameters
+        ----------
+        receipt : mapping, str or path
+            A receipt from :meth:`Generation.receipt`, or a file that holds one.
+        on_prefill : callable, optional
+            Called as ``on_prefill(done, total)``, in tokens. It must not use the model.
+
+        Returns
+        -------
+        Verification
+            Whether all is the same, or what differs first, and by how much.
+
+        Raises
+        ------
+        UsageError
+            If the file cannot be read, if the receipt has parameters that this engine does not know, or if the model is
+            closed.
+        ContextError
+            If the text does not fit into the context.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> receipt = llm.complete("def add(a, b):", max_tokens=8, seed=1, receipt=True).receipt()
+        >>> llm.verify(receipt).same
+        True
+        >>> receipt["parameters"]["seed"] = 2
+        >>> llm.verify(receipt).problem
+        'the chain of hashes is not that of the receipt: something was changed.'
         """
         self.check_open()
-        gguf, config, cache = self.model.gguf, self.config, self.cache
-        with self._hashing:  # and not that of the model: answers go on meanwhile
-            if not self._weights or not remembered:
-                self._weights = weights_digest(gguf, remembered=remembered, progress=progress)
-        return described(self._weights, config, cache, self.chat_template)
+        self.check_generates()
+        given = read_receipt(receipt) if isinstance(receipt, str | os.PathLike) else receipt
+        with self.answering():
+            return replay(self, given, on_prefill)
 
     # --- opening and closing -----------------------------------------------------------------------------------
 

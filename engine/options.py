@@ -26,7 +26,8 @@ class Options(TypedDict, total=False):
 
     All of them are optional:
 
-    - of the answer: ``max_tokens``, ``stop``, ``ignore_eos``, ``heal``, ``seed``, ``logprobs``, ``schema`` and ``grammar``;
+    - of the answer: ``max_tokens``, ``stop``, ``ignore_eos``, ``heal``, ``seed``, ``logprobs``, ``receipt``, ``schema`` and
+      ``grammar``;
     - how tokens are chosen: ``sampling_params``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``,
       ``repeat_penalty``, ``repeat_last_n``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``, ``dry_multiplier``,
       ``dry_base``, ``dry_allowed_length``, ``dry_penalty_last_n``, ``dry_sequence_breakers``, ``xtc_probability``,
@@ -71,6 +72,7 @@ class Options(TypedDict, total=False):
     cache_salt: str
     sampling_params: SamplingParams | None
     schema: Schema | None
+    receipt: bool
 
 
 class ChatOptions(Options, total=False):

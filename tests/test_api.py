@@ -136,6 +136,8 @@ def documented() -> Iterator[tuple[str, Any]]:
         "LLM.chat",
         "LLM.stream",
         "LLM.stream_chat",
+        "LLM.score",
+        "LLM.verify",
         "LLM.save_state",
         "LLM.load_state",
         "LLM.tokenize",

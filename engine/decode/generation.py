@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol
 
@@ -13,6 +14,8 @@ from engine.decode.request import Request
 from engine.decode.timings import Timings
 from engine.errors import UsageError
 from engine.locking import Lock
+from engine.receipts.parameters import Parameters
+from engine.receipts.record import Record
 from engine.sampling.processors import Ended, Ending
 from engine.sampling.sampler import Sampler, token_logprob
 from engine.sampling.token_logprob import TokenLogprob
@@ -35,6 +38,9 @@ class AnsweringModel(Protocol):
     n_ctx: int
     load_seconds: float
     compile_seconds: float
+
+    def identity(self) -> dict[str, Any]:
+        """The object whose hash is its fingerprint."""
 
     def tokens(self, request: Request) -> Generator[tuple[int, np.ndarray], None, None]:
         """The tokens of a request, each with the logits that it was chosen from, float32 [n_vocab] or empty."""
@@ -106,6 +112,7 @@ class Generation:
         ending: Ending,
         salt: str = "",
         schema: Schema | None = None,
+        receipt: bool = False,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
@@ -142,7 +149,15 @@ class Generation:
             ends=() if ignore_eos else llm.tokenizer.eog_ids,
             allowed=llm.tokenizer.beginning_with(begins_with) if begins_with else None,
             on_prefill=self._prefilled,
+            receipt=receipt,
         )
+        self._record: Record | None = None
+        if receipt:
+            params, grammar = replace(sampler.params, seed=sampler.seed), sampler.matcher and sampler.matcher.grammar
+            ends_late = ignore_eos or (sampler.matcher is not None and sampler.matcher.ends_late)
+            most = self._request.left
+            parameters = Parameters(params, most, stop, (), ends_late, begins_with, grammar or None)
+            self._record = Record(prompt_ids, parameters)
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
@@ -206,6 +221,7 @@ class Generation:
         vars(self).update(state)
         self._turn = Lock()
         self._ending = Ending()
+        self._record = None
         self._pieces = _nothing()
         self._pieces.close()
 
@@ -218,6 +234,35 @@ class Generation:
         if self.tool_calls:
             message["tool_calls"] = [call.message for call in self.tool_calls]
         return message
+
+    def receipt(self) -> dict[str, Any]:
+        """The receipt of a finished answer that was asked for with ``receipt=True``.
+
+        Returns
+        -------
+        dict
+            An object for JSON: what identifies the model, the prompt, the parameters with the seed in use, the tokens, and of
+            each the digest of the logits that it was chosen from, with a chain of hashes over all of it.
+            :meth:`LLM.verify` replays it, on any device; ``docs/receipts.md`` says what it proves.
+
+        Raises
+        ------
+        UsageError
+            If no receipt was asked for, if the answer has not ended, or if its model was closed before the first receipt.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> answer = llm.complete("def add(a, b):", max_tokens=8, seed=1, receipt=True)
+        >>> llm.verify(answer.receipt()).same
+        True
+        """
+        if self._record is None:
+            raise UsageError("there is no receipt: ask for one (receipt=True) when you ask for the answer.")
+        if not self.done:
+            raise UsageError("an answer in progress has no receipt: wait for its end.")
+        return self._record.receipt(self._llm.identity(), self.finish_reason)
 
     @property
     def parsed(self) -> Any:
@@ -288,6 +333,8 @@ class Generation:
         timings.predicted_s = now - self._begun
         if timings.predicted_n == 1:
             timings.first_token_s = now - self._started
+        if self._record is not None:
+            self._record.add(token, self._request.rows.popleft())
         if token in self._request.ends:
             self.finish_reason = "stop"
             if self._top_logprobs:
@@ -346,6 +393,11 @@ def request_of(answer: Generation) -> Request:
 def took(answer: Generation, token: int, logits: np.ndarray) -> bool:
     """Record the next token of an answer; see ``Generation._took``."""
     return answer._took(token, logits)
+
+
+def record_of(answer: Generation) -> Record | None:
+    """What a receipt of an answer is made of; None if none was asked for."""
+    return answer._record
 
 
 def divide(generation: Generation, parser: Callable[[], Parser]) -> Generation:

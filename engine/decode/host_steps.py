@@ -10,6 +10,7 @@ from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.running import InFlightRequest, Running, Step
 from engine.limits import MOST_DRAFTS
+from engine.sampling.row_digest import row_digest
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
 from engine.speculative.proposal import DeviceDraft
 
@@ -92,6 +93,8 @@ class HostSteps(ModelSteps):
                 break
             step.tokens.append(token)
             step.logits.append(logits)
+            if running.request.receipt:
+                step.rows.append(row_digest(logits))
             if not kept:
                 break
         if step.tokens:

@@ -52,8 +52,8 @@ class PrefillQueue:
                         return
                 self._batch.on_wait()
                 prefilling.slice, logits = None, current.finish(self._beside)
-                if request.scored:
-                    self._score(prefilling, first, logits)
+                if request.scored and len(logits):
+                    self._score(prefilling, first + len(current.tokens) - len(logits), logits)
                     logits = logits[-1:]
                 first += len(current.tokens)
                 if first == request.n_read:
@@ -69,7 +69,9 @@ class PrefillQueue:
     def _slice(self, prefilling: Prefilling, first: int, total: int) -> PrefillSlice:
         """The tokens to read in the next pass: fewer if others run meanwhile, unless the pass can be split."""
         request, rows = prefilling.request, self._rows(prefilling, first, total)
-        n_logits = rows if request.scored else int(first + rows == total and not request.begun)
+        n_logits = int(first + rows == total and not request.begun)
+        if request.scored:
+            n_logits = max(0, min(rows, first + rows - request.scored_from))
         tokens = request.target[first : first + rows]
         observed = self._thins(request) and first_observed(request.n_read) <= first < request.n_read
         return PrefillSlice(self._batch.model, prefilling.slot, tokens, n_logits, prefilling.stops, observed)
@@ -87,8 +89,9 @@ class PrefillQueue:
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = prefilling.stops if self._batch.served.recurrent_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
-        if prefilling.request.scored:
-            left = min(left, MOST_LOGITS)
+        if request.scored:
+            unscored = request.scored_from - first
+            left = min(left, unscored if unscored > 0 else MOST_LOGITS)
         if self._beside and not model.splits:
             return self._pace.rows(left, model.prompt_rows, self._share)
         return model.next_rows(left, self._beside)
@@ -168,6 +171,6 @@ class PrefillQueue:
         if request.on_prefill is not None and not request.begun:
             try:
                 with self._batch.served.reserved("on_prefill"):
-                    request.on_prefill(done, request.n_prompt)
+                    request.on_prefill(done, len(request.target))
             except Exception as error:
                 self._batch.finish(prefilling, error)

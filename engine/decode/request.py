@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from engine.sampling.row_digest import RowDigest
 from engine.sampling.sampler import Sampler
 from engine.speculative.speculation import Speculation
 
@@ -42,17 +43,22 @@ class Request:
         allowed: np.ndarray | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         on_logits: Callable[[int, np.ndarray], None] | None = None,
+        scored_from: int = 0,
+        given: Sequence[int] = (),
+        receipt: bool = False,
     ) -> None:
         """count: the most tokens to compute after ``ids``; salt: only requests of the same salt share pages.
 
         begun: the last of ``ids`` is read in the step that chooses the first token, not in the prefill; ends: tokens that end
         the answer; allowed: the tokens that the first one may be, None: any; on_prefill: called as ``on_prefill(done,
         total)`` during the first prefill; on_logits: called as ``on_logits(first, logits)`` with the logits after the tokens
-        from index ``first`` on, float32 [n, n_vocab], during the prefill, which then also reads tokens that the cache holds.
+        from index ``first`` on, float32 [n, n_vocab], during the prefill, which then also reads tokens that the cache holds;
+        scored_from: the index of the first token whose logits it gets; given: tokens of the answer that are known already,
+        and read like a prompt, but that do not belong to it; receipt: whether ``rows`` are wanted.
         """
         #: The prompt and the tokens computed so far.  The last one has not been read while the request runs.
-        self.known = list(ids)
-        self.n_prompt = len(self.known)
+        self.known = [*ids, *given]
+        self.n_prompt = len(self.known) - len(given)
         #: The number of tokens of the prompt that are read before the first step.
         self.n_read = self.n_prompt - int(begun)
         #: The number of positions of the prompt that layers without a window have dropped.
@@ -68,6 +74,10 @@ class Request:
         self.allowed = allowed
         self.on_prefill = on_prefill
         self.on_logits = on_logits
+        self.scored_from = scored_from
+        self.receipt = receipt
+        #: The digests of the logits that the tokens of ``items`` were chosen from, if they are wanted.
+        self.rows: deque[RowDigest] = deque()
         self.state: State = Waiting()
         #: Whether a grammar decides which tokens may come next.
         self.masked = sampler.matcher is not None
@@ -104,7 +114,7 @@ class Request:
 
     @property
     def scored(self) -> bool:
-        """Whether the logits after each token of its prompt are wanted, and the prompt has not been read yet."""
+        """Whether the logits after tokens of its prompt are wanted, and the prompt has not been read yet."""
         return self.on_logits is not None and not self.begun
 
     @property

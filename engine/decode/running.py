@@ -11,6 +11,7 @@ import numpy as np
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.request import Request, State
 from engine.limits import MOST_DRAFTS
+from engine.sampling.row_digest import RowDigest
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal, StepLimits
 from engine.speculative.speculation import NOTHING
@@ -22,11 +23,12 @@ _NO_LOGITS = np.empty(0, np.float32)
 class Step:
     """The result of one step of a request: the accepted drafts, the token after them, and, if they are on the host, the
     logits that each was chosen from.  error: why the next token could not be chosen; then there are only the tokens before
-    it."""
+    it; rows: the digests of the logits, if the request wants them."""
 
     tokens: list[int]
     logits: list[np.ndarray] = field(default_factory=list)
     error: Exception | None = None
+    rows: list[RowDigest] = field(default_factory=list)
 
     def row(self, i: int) -> np.ndarray:
         """The logits of token i; empty if they stayed on the device."""

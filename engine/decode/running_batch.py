@@ -11,6 +11,7 @@ from engine.decode.request import Request, Waiting
 from engine.decode.running import InFlightRequest, Running, Steps
 from engine.decode.served_model import ServedModel
 from engine.decode.slot import Slot
+from engine.sampling.row_digest import row_digest
 
 AHEAD_TOKENS = 16
 """Tokens of a request that are computed before somebody asks for them, if others are computed at the same time."""
@@ -134,6 +135,8 @@ class RunningBatch:
                 return
             request.known.append(token)
             request.left -= 1
+            if request.receipt:
+                request.rows.append(row_digest(choices))
             request.items.append((token, choices))
             request.failures = 0
             if token in request.ends or request.left == 0:
@@ -151,7 +154,7 @@ class RunningBatch:
         sequential = speculation is not None and speculation.params.sequential
         adapts = speculation is None or speculation.adapts
         # What drafts are drawn from takes a grammar into account, and the host draws them.
-        on_host = request.with_logits or sequential or (request.masked and not adapts)
+        on_host = request.with_logits or request.receipt or sequential or (request.masked and not adapts)
         steps = None if on_host else self.served.device_steps(request.sampler.params)
         if steps is None:
             return self.host

@@ -158,6 +158,8 @@ class Scheduler:
             running.in_flight.popleft()
         else:
             for i, token in enumerate(running.took(step, seconds)):
+                if step.rows:
+                    request.rows.append(step.rows[i])
                 request.items.append((token, step.row(i)))
                 request.failures = 0
                 if token in request.ends:

@@ -17,6 +17,9 @@ MOST_BYTES = 1 << 18
 MOST_STEPS = 2_000_000
 """The most characters of a grammar in GBNF times its rules: the time of the conversion grows with that, to a second."""
 
+KINDS = ("JSON schema", "regular expression", "grammar")
+"""What a grammar can be made from."""
+
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How answers write JSON: as ``json.dumps`` does.  Where any blanks are permitted, some models write them without end."""
 
@@ -179,6 +182,19 @@ class Grammar:
         except Exception as error:  # the converter has no error of its own for all that it rejects
             raise _rejected(kind, f"it is not valid GBNF ({str(error)[:200]})") from None
         return cls._tried(kind, _checked(kind, converted.removeprefix("%llguidance {}")), "", "")
+
+    @classmethod
+    def restored(cls, kind: object, source: object) -> "Grammar":
+        """The grammar whose ``kind`` and ``source`` were stored, possibly by others.  Raises UsageError if it cannot be
+        used."""
+        if kind not in KINDS:
+            raise UsageError(
+                f"there is no kind of grammar {described(kind)}: it is {', '.join(KINDS[:-1])} or {KINDS[-1]}."
+            )
+        text = _checked(str(kind), source)
+        if not text.endswith(_OPTIONS):
+            raise _rejected(str(kind), "it was not stored by this engine")
+        return cls._tried(str(kind), text.removesuffix(_OPTIONS), "", "")
 
     @classmethod
     def _tried(cls, kind: str, text: str, before: str, after: str) -> "Grammar":

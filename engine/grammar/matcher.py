@@ -29,6 +29,8 @@ class Matcher:
     It is asked about the tokens so far, and follows them from where it was asked last.  So it is the same whether an answer
     goes on, is interrupted and resumed, or continues in another way than its drafts did.
 
+    ``grammar`` and ``ends_late`` are those that it was made with.
+
     Two texts that it is asked about may differ in nothing but their last ``UNSETTLED`` tokens.
     """
 
@@ -38,10 +40,10 @@ class Matcher:
 
         Raises UsageError if the grammar does not suit the model, or is too large.
         """
-        self._grammar = grammar
+        self.grammar = grammar
         self._tokenizer = tokenizer
         self._n_prompt = n_prompt
-        self._ends_late = ends_late
+        self.ends_late = ends_late
         self._tokens = tokens_of(tokenizer)
         self._state = self._tokens.matcher(grammar)
         self._check()
@@ -62,7 +64,7 @@ class Matcher:
         What llguidance has computed counts towards its limits.  With two matchers, those of an answer do not depend on its
         drafts, so that it fails with drafts where it fails without.
         """
-        return Matcher(self._grammar, self._tokenizer, self._n_prompt, ends_late=self._ends_late)
+        return Matcher(self.grammar, self._tokenizer, self._n_prompt, ends_late=self.ends_late)
 
     def mask(self, tokens: Sequence[int]) -> Mask:
         """The tokens that may follow ``tokens``, prompt included; int32 [words].  Raises NoToken if the grammar does not
@@ -114,9 +116,9 @@ class Matcher:
         """Take the mask, int32 [words], that what :meth:`following` returned has computed.  Raises NoToken if a limit is
         exceeded."""
         self._check()
-        if self._grammar.has_json:
+        if self.grammar.has_json:
             mask = self._tokens.digits.bounded(mask, self._followed)
-        if self._ends_late and (others := mask & ~self._tokens.end_mask).any():
+        if self.ends_late and (others := mask & ~self._tokens.end_mask).any():
             mask = others
         self._mask = mask
 
@@ -146,4 +148,4 @@ class Matcher:
         """Raise NoToken if llguidance has given up."""
         if self._state.is_error():
             found = problem(self._state.get_error())
-            raise NoToken(f"the {self._grammar.kind} cannot be followed any further: {found}; correct or simplify it.")
+            raise NoToken(f"the {self.grammar.kind} cannot be followed any further: {found}; correct or simplify it.")

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from engine.decode.generation import Generation, request_of
-from engine.sampling.sampler import token_logprob
+from engine.decode.scores import PromptScores
 from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.permitted import Permitted
 from engine.text.shown import Piece, Shown
-from engine.text.tokenizer import Tokenizer
 from engine.tools.call import identity
 from engine.tools.formats.events import CallBegin, Event, Reasoning
 from engine.tools.formats.parser import Parser
@@ -115,10 +112,8 @@ class Answer(Listener):
         self._over = False
         self._news = asyncio.Event()
         if ask.scored:
-            self.prompt_scores = []
-            request_of(self.generation).on_logits = _Scores(
-                llm.tokenizer, ask.prompt, ask.logprobs or 0, self.prompt_scores
-            )
+            scores = PromptScores(llm.tokenizer, ask.prompt, ask.logprobs or 0)
+            request_of(self.generation).on_logits, self.prompt_scores = scores, scores.found
         driver.submit(self)
 
     # --- from the driver -------------------------------------------------------------------------------------------
@@ -275,18 +270,3 @@ class Answer(Listener):
         """Tokens of the answer that were sent, with the one that ended it."""
         ended = bool(self.finish_reason) and self.generation.finish_reason == "stop" and not self.stop_text
         return self._taken + int(ended)
-
-
-class _Scores:
-    """Log-probabilities of the tokens of a prompt, from the logits after the tokens before them."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], top: int, scores: list[TokenLogprob]) -> None:
-        self._tokenizer = tokenizer
-        self._prompt = prompt
-        self._top = top
-        self._scores = scores
-
-    def __call__(self, first: int, logits: np.ndarray) -> None:
-        del self._scores[first:]  # a prompt is read again if its answer gave way to others
-        for row, token in zip(logits, self._prompt[first + 1 :], strict=False):
-            self._scores.append(token_logprob(self._tokenizer, row, token, self._top))
