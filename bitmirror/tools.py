@@ -7,6 +7,7 @@ TOOLS = {
     "embed": ("engine.cli.embed", "turn texts into vectors"),
     "models": ("engine.cli.models", "list, fetch, verify and remove named models"),
     "bench": ("engine.bench", "measure how fast a model reads and generates"),
+    "verify": ("engine.cli.verify", "replay a receipt: whether a model gives an answer, bit by bit"),
     "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),
     "synthetic": ("engine.cli.synthetic", "write a random model of a real shape"),
     "compile": ("engine.cli.compile", "compile a model's GPU kernels on a machine without a GPU"),

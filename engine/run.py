@@ -14,6 +14,7 @@ from engine.cli.grammars import grammar
 from engine.cli.prompt import read_prompt
 from engine.cli.shared import about
 from engine.devices import begin_gpu
+from engine.errors import UsageError
 
 if TYPE_CHECKING:
     from engine.cli.answer import Outcome
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     begin_gpu(args.device)
     if (restricted := grammar(args)) is not None:
         options["grammar"] = restricted
+    if args.receipt is not None:
+        options["receipt"] = True
 
     from engine.cli.answer import answer
     from engine.cli.first_model import conversation_model
@@ -72,12 +75,28 @@ def run(args: argparse.Namespace) -> int:
         prose = opened.is_prose(opened.options)
         echo = "" if template else prompt
         reply = answer(llm, ids, opened.options, report, show=not args.json, echo=echo, prose=prose)
+        if args.receipt is not None:
+            write_receipt(Path(args.receipt).expanduser(), reply.generation.receipt())
         if args.json:
             print(json.dumps(as_object(opened, prompt, reply), ensure_ascii=False))
         elif args.logprobs:
             report.logprobs(reply.generation)
         report.finished(llm, reply.generation, ending=ending(opened, reply))
         return EXIT_INTERRUPTED if reply.interrupted else 0
+
+
+def write_receipt(path: Path, receipt: dict[str, Any]) -> None:
+    """Write a receipt to a file, which is replaced as a whole; raises UsageError if it cannot be written."""
+    from engine.machine.files import replaced
+
+    try:
+        with replaced(path) as file:
+            json.dump(receipt, file)
+            file.write("\n")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the receipt cannot be written to {path}: {getattr(error, 'strerror', None) or error}."
+        ) from None
 
 
 def ending(opened: "Opened", reply: "Outcome") -> str:

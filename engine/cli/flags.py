@@ -4,12 +4,13 @@ import argparse
 import os
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from engine.checks import shown
 from engine.cli import llama_cpp, model_flags, shared
 from engine.cli.model_flags import speculation_params
-from engine.cli.parser import Parser, real, whole
+from engine.cli.parser import Parser, filled, real, whole
 from engine.cli.sampling import Given
 from engine.cli.sampling_flags import add_sampling
 from engine.cli.texts import read_text, unescape, valid
@@ -72,6 +73,9 @@ colon, quotation mark and asterisk; none = no such text"""
 JSON = """\
 print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason, seed,
 sampling, logprobs (if requested), timings, speculation (if there were drafts)"""
+
+RECEIPT = """\
+write a receipt of the answer, which `bitmirror verify` replays"""
 
 SAMPLING = """\
 What the model's file recommends replaces a default, but no flag; --verbose shows what is used."""
@@ -164,6 +168,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
     likely = unless_chat("also report log-probabilities: of each token and the N likeliest")
     add("--logprobs", **n(0), default=0, help=likely)
     add("--json", **yes, help=unless_chat(JSON))
+    add("--receipt", metavar="FILE", type=filled("name the file to write"), help=unless_chat(RECEIPT))
 
     add = partial(top.add_argument_group("sampling", SAMPLING).add_argument, action=Given)
     seeds = n(-1, 2**64 - 1, note="-1 chooses one at random")
@@ -233,6 +238,13 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
         raise UsageError(
             "--logprobs is for one answer, not for a conversation: leave it out, or give a prompt without --cnv"
         )
+    if args.receipt is not None:
+        if args.cnv or prompt is None:
+            raise UsageError(
+                "--receipt is for one answer, not for a conversation: leave it out, or give a prompt without --cnv"
+            )
+        if not (folder := Path(args.receipt).expanduser().parent).is_dir():
+            raise UsageError(f"{folder} is no folder: name another file with --receipt")
     if args.device_draft:
         if not args.draft_model:
             raise UsageError("--device-draft needs a draft model: give one with --draft-model")
