@@ -97,6 +97,8 @@ class IdentifiedModel(GeneratingModel):
     def _forget(self) -> None:
         #: The digest of the weights, once it was wanted, and the lock of the thread that computes it.
         self._weights, self._hashing = "", threading.Lock()
+        #: Whether it was computed by this process, and not remembered.
+        self._computed = False
 
     @property
     def fingerprint(self) -> str:
@@ -106,12 +108,14 @@ class IdentifiedModel(GeneratingModel):
     def identity(self, *, remembered: bool = True, progress: Progress | None = None) -> dict[str, Any]:
         """The object whose hash is the fingerprint; see :func:`engine.fingerprint.described`.
 
-        remembered: False: read all weights, whatever is remembered of them; progress: called as ``progress("digest", done,
-        total)`` with bytes.  Raises UsageError if the model is closed, and GGUFError if its file cannot be read.
+        remembered: False: this process must have read all weights, whatever others remember of them; progress: called as
+        ``progress("digest", done, total)`` with bytes.  Raises UsageError if the model is closed, and GGUFError if its file
+        cannot be read.
         """
         self.check_open()
         gguf, config, cache = self.model.gguf, self.config, self.cache
         with self._hashing:  # and not that of the model: answers go on meanwhile
-            if not self._weights or not remembered:
+            if not self._weights or not (remembered or self._computed):
                 self._weights = weights_digest(gguf, remembered=remembered, progress=progress)
+                self._computed = not remembered
         return described(self._weights, config, cache, self.chat_template)

@@ -87,6 +87,7 @@ CHANGING = (
     *("bad_words", "best_of", "use_beam_search", "include_stop_str_in_output", "prompt_logprobs", "logits_processors"),
     *("truncate_prompt_tokens", "guided_whitespace_pattern", "thinking_token_budget", "documents"),
     *("chat_template", "input_prefix", "input_suffix", "repetition_detection", "return_token_ids"),
+    "receipt",
 )
 """Fields that change an answer where they are known: a route that does not obey them refuses them."""
 
@@ -119,7 +120,7 @@ CHAT = _table(
         *(*COMMON, *SAMPLING, *FORM, "messages", "tools", "tool_choice", "parallel_tool_calls"),
         *("continue_final_message", "reasoning_effort", "response_format", "chat_template_kwargs", "logprobs"),
         *("top_logprobs", "max_completion_tokens", "max_tokens", "n_predict", "n", "stop", "stream_options"),
-        "add_generation_prompt",
+        *("add_generation_prompt", "receipt"),
     ),
     ("modalities", "audio", "functions", "function_call", "echo"),
     OPENAI_IDLE,
@@ -128,7 +129,7 @@ CHAT = _table(
 COMPLETIONS = _table(
     (
         *(*COMMON, *SAMPLING, *FORM, "prompt", "response_format", "n", "best_of", "logprobs", "echo", "max_tokens"),
-        *("n_predict", "stop", "stream_options"),
+        *("n_predict", "stop", "stream_options", "receipt"),
     ),
     ("tools", "messages"),
     OPENAI_IDLE,
@@ -213,6 +214,11 @@ API_GENERATE = _table(
     FORM,
 )
 
+SCORE = _table((*COMMON, "input", "top_logprobs"), ("truncate_prompt_tokens",), ("user",), changing=()) | {
+    name: Rule(Effect.REFUSED, "is a field of rerankers: send a query and documents to /v1/rerank", ())
+    for name in ("text_1", "text_2", "query", "documents")
+}
+
 ROUTES: Mapping[str, Table] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
@@ -296,9 +302,13 @@ POOLED: Mapping[str, Table] = {
 """The fields of each route that turns texts into vectors or scores."""
 
 
+EVIDENCE: Mapping[str, Table] = {"/v1/score": SCORE, "/v1/verify": _table(("model", "receipt"), changing=())}
+"""The fields of each route that says how probable a text is, or whether an answer is true."""
+
+
 def table_of(path: str) -> Table:
     """The fields of a route, whose path may lack the ``/v1`` of OpenAI's."""
-    tables = {**ROUTES, **READING, **POOLED}
+    tables = {**ROUTES, **READING, **POOLED, **EVIDENCE}
     return tables[path if path in tables else "/v1" + path]
 
 

@@ -4,14 +4,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.decode.generation import Generation, request_of
+from engine.decode.generation import Generation, record_of, request_of
 from engine.decode.scores import PromptScores
 from engine.sampling.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
+from engine.serving.errors import Refusal
 from engine.serving.permitted import Permitted
 from engine.text.shown import Piece, Shown
 from engine.tools.call import identity
@@ -29,7 +30,7 @@ class Ask:
     prompt: token ids; options: keyword arguments of ``LLM.generate``; n: the number of answers; parser: makes what finds
     thoughts and calls in an answer; logprobs: how many of the most probable tokens to report per token, None: nothing;
     scored: report the log-probabilities of the prompt, too; stop: texts that end an answer; permitted: the tokens that it
-    may consist of.
+    may consist of; receipt: whether a receipt is wanted.
     """
 
     prompt: list[int]
@@ -40,13 +41,21 @@ class Ask:
     scored: bool = False
     stop: Sequence[str] = ()
     permitted: Permitted = Permitted()
+    receipt: bool = False
 
     def generations(self, llm: "LLM") -> list[Generation]:
         """Its answers, not yet begun.  Takes a while if they follow a grammar: call it in a thread then."""
         self.permitted.check(self.stop, self.options.get("grammar"))
         top = 0 if self.logprobs is None else max(1, self.logprobs)
         if processors := self.permitted.processors(llm, len(self.prompt)):
+            if self.receipt:
+                problem = (
+                    "cannot be had with min_tokens or allowed_token_ids, which a replay does not know: leave them out."
+                )
+                raise Refusal(f"receipt {problem}", param="receipt")
             self.options["logits_processors"] = processors
+        if self.receipt:
+            self.options["receipt"] = True
         made = []
         for index in range(self.n):
             options = dict(self.options)
@@ -103,6 +112,9 @@ class Answer(Listener):
         self._paused = False
         self._called = False
         self._with_logprobs = ask.logprobs is not None
+        self._stop = ask.stop
+        #: The number of tokens of a receipt; None: all that were computed.
+        self._n_receipt: int | None = None
         #: Tokens of thoughts so far.
         self.n_reasoning = 0
         #: Called as ``on_tokens(answer, n, now)`` when ``n`` tokens arrive.
@@ -193,6 +205,7 @@ class Answer(Listener):
                 break
         delta = self._delta(events, ids)
         if self._shown.stopped or ended:
+            self._n_receipt = self._taken
             self.stop_text = self._shown.stopped
             rest = self._end("stop")
             return delta._replace(events=delta.events + rest, finish_reason=self.finish_reason)
@@ -230,6 +243,18 @@ class Answer(Listener):
     def _delta(self, events: list[Event], ids: list[int]) -> Delta:
         first, self._taken = self._taken, self._taken + len(ids)
         return Delta(events, ids, self.generation.logprobs[first : self._taken] if self._with_logprobs else [])
+
+    # --- receipts --------------------------------------------------------------------------------------------------
+
+    def receipt(self) -> dict[str, Any]:
+        """The field ``receipt`` of an answer that has ended, empty if none was asked for.  The fingerprint must be known, for
+        it takes a while."""
+        record = record_of(self.generation)
+        if record is None:
+            return {}
+        parameters = replace(record.parameters, stop=self._stop, stop_token_ids=sorted(self._ends))
+        made = record.receipt(self._llm.identity(), self.finish_reason, self._n_receipt, parameters)
+        return {"receipt": made}
 
     # --- ids of calls ----------------------------------------------------------------------------------------------
 

@@ -44,9 +44,11 @@ from engine.serving.rerank import rerank
 from engine.serving.responses.input_tokens import input_tokens
 from engine.serving.responses.responses import responses
 from engine.serving.responses.stored import stored
+from engine.serving.scoring import score
 from engine.serving.served import Spec
 from engine.serving.state import State
 from engine.serving.streams import Disconnected
+from engine.serving.verification import verify
 
 log = logging.getLogger("bitmirror.serving")
 
@@ -126,6 +128,8 @@ def routes() -> list[Route]:
         Route("/v1/messages", answered(messages, ErrorResponse), methods=["POST"]),
         Route("/v1/messages/count_tokens", answered(count_tokens, ErrorResponse), methods=["POST"]),
         *_openai("/completions", completions, "POST"),
+        *_openai("/score", score, "POST"),
+        *_openai("/verify", verify, "POST"),
         *_openai("/embeddings", embeddings, "POST"),
         *(route for name in ("/rerank", "/reranking") for route in _openai(name, rerank, "POST")),
         *_openai("/models", list_models, "GET"),

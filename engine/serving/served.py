@@ -50,6 +50,8 @@ class Served:
         self.driver = Driver(llm, loop)
         self.embedder = Embedder(llm, limits.queue)
         self.limits = limits
+        #: Held while a receipt is replayed; how many are replayed or wait for that.
+        self.replaying, self.n_replays = asyncio.Semaphore(1), 0
         self._closing = False
         self._fingerprint: Future[str] = Future()
         threading.Thread(target=self._identify, name="fingerprint", daemon=True).start()

@@ -93,6 +93,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
         top,
         stop=read_stop(fields, limits),
         permitted=read_permitted(fields, llm),
+        receipt=fields.flag("receipt", False),
     )
     shape = ChatShape(
         f"chatcmpl-{secrets.token_hex(12)}",
@@ -160,7 +161,7 @@ def _choice(answer: Answer, deltas: list[Delta], served: Served, shape: ChatShap
         tokens = [token for delta in deltas for token in delta.logprobs]
         logprobs = chat_logprobs(served.llm.tokenizer, tokens, shape.top_logprobs)
     finish = {"logprobs": logprobs, "finish_reason": shape.finish_of(answer)}
-    return {"index": answer.index, "message": message, **finish}
+    return {"index": answer.index, "message": message, **finish, **answer.receipt()}
 
 
 async def _chunks(answers: list[Answer], served: Served, shape: ChatShape) -> AsyncIterator[str]:
@@ -168,6 +169,7 @@ async def _chunks(answers: list[Answer], served: Served, shape: ChatShape) -> As
 
     def chunk(answer: Answer, delta: Mapping[str, Any], finish: str | None, logprobs: Any = None) -> str:
         choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        choice |= answer.receipt() if finish else {}
         usage = {"usage": usage_of(answers)} if shape.continuous_usage else {}
         return sse(head | {"choices": [choice]} | usage)
 

@@ -70,13 +70,13 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
     grammar = await read_form(fields, llm, limits, (fields, "response_format"))
     permitted = read_permitted(fields, llm)
     options, stop = read_options(fields, llm, limits), read_stop(fields, limits)
-    scored = echo and logprobs is not None
+    scored, receipt = echo and logprobs is not None, fields.flag("receipt", False)
     asks = []
     for ids in prompts:
         # A prompt that leaves no room is refused when 1 token is asked for; 0 would be an empty answer.
         room = clamped(max_tokens, llm, len(ids)) or (1 if max_tokens is None else min(max_tokens, 1))
         own = options | {"max_tokens": room, "grammar": grammar}
-        asks.append(Ask(ids, plain, own, n, logprobs, scored, stop, permitted))
+        asks.append(Ask(ids, plain, own, n, logprobs, scored, stop, permitted, receipt))
     given = fields.object("stream_options") or Fields({})
     shape = TextShape(
         f"cmpl-{secrets.token_hex(12)}",
@@ -94,25 +94,25 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
     return asks, shape
 
 
-def read_prompts(fields: Fields, llm: LLM, limits: Limits) -> list[list[int]]:
+def read_prompts(fields: Fields, llm: LLM, limits: Limits, name: str = "prompt") -> list[list[int]]:
     """The token ids of each prompt: of a text, of a list of texts, of a list of ids or of a list of lists of ids.
 
-    Control tokens in a text are text.  Takes a while if a text is long: call it by :func:`aside`.
+    name: the field.  Control tokens in a text are text.  Takes a while if a text is long: call it by :func:`aside`.
     """
-    value = fields.required("prompt")
+    value = fields.required(name)
     if isinstance(value, str):
-        return [_ids(fields, "prompt", value, llm)]
+        return [_ids(fields, name, value, llm)]
     if not isinstance(value, list) or not value:
         problem = "must be a text, a list of token ids, or a list of either that is not empty"
-        raise fields.refuse("prompt", f"{problem}, not {described(value)}")
+        raise fields.refuse(name, f"{problem}, not {described(value)}")
     if not isinstance(value[0], (str, list)):
-        return [_ids(fields, "prompt", value, llm)]
-    fields.items("prompt", limits.prompts, "--prompts")
+        return [_ids(fields, name, value, llm)]
+    fields.items(name, limits.prompts, "--prompts")
     for i, each in enumerate(value):
         if type(each) is not type(value[0]):
             wanted = "a text" if isinstance(value[0], str) else "a list of token ids"
-            raise fields.refuse(f"prompt[{i}]", f"must be {wanted}, as the first prompt is, not {described(each)}")
-    return [_ids(fields, f"prompt[{i}]", each, llm) for i, each in enumerate(value)]
+            raise fields.refuse(f"{name}[{i}]", f"must be {wanted}, as the first one is, not {described(each)}")
+    return [_ids(fields, f"{name}[{i}]", each, llm) for i, each in enumerate(value)]
 
 
 def _ids(fields: Fields, name: str, prompt: str | list[Any], llm: LLM) -> list[int]:
@@ -171,7 +171,8 @@ class Writer:
         if self._shape.logprobs:
             logprobs = joined([*parts, self._scores.answer(tokens)])
         finish = delta.finish_reason or None
-        return {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return choice | answer.receipt() if finish else choice
 
 
 def _writers(answers: Sequence[Answer], served: Served, shape: TextShape) -> Mapping[Answer, Writer]:
