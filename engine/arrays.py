@@ -121,6 +121,10 @@ class Batch(Generic[A_co]):
     thinned: what attention needs if sequences may be thinned, once ``Model.placed`` has computed it; None if they may not.
     choice: what layers of this pass share of selected positions, once ``Model.placed`` has prepared it; None if they share
         nothing.
+    runs: of a pass that reads prompts of several sequences, where the rows of each begin, in rising order, and its slot:
+        int32 [2, MOST_TOGETHER + 1].  Elements [0, r] after the last sequence are the number of rows.  None for other passes.
+    ends: of such a pass, the numbers of rows up to and including each row whose logits are wanted, int32 [n].  None: the
+        logits of the last rows are wanted.
     """
 
     tokens: A_co
@@ -132,6 +136,8 @@ class Batch(Generic[A_co]):
     observed: bool = False
     thinned: Thinned[A_co] | None = None
     choice: SharedPositions | None = None
+    runs: A_co | None = None
+    ends: A_co | None = None
 
     @property
     def rows(self) -> int:
@@ -139,7 +145,7 @@ class Batch(Generic[A_co]):
         return self.positions.size
 
     def part(self, rows: slice) -> "Batch[A_co]":
-        """Some of the rows, without ``per_layer``."""
+        """Some of the rows, without ``per_layer``, ``runs`` and ``ends``."""
         # A slice has the type of its array, which the protocol cannot express for NumPy arrays.
         tokens, positions, sequences = (
             cast(A_co, array[rows]) for array in (self.tokens, self.positions, self.sequences)

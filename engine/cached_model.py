@@ -13,7 +13,7 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
 from engine.decode.core import EngineCore
 from engine.decode.device import can_sample, device_steps
-from engine.decode.prefill import PrefillSlice
+from engine.decode.prefill import PrefillPass, PrefillSlice
 from engine.decode.running import Steps
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
@@ -335,14 +335,16 @@ class CachedModel:
             self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
         while True:
             try:
-                part = PrefillSlice(self.model, slot, tokens.tolist(), n_logits, stops)
+                part = PrefillSlice(slot, tokens.tolist(), n_logits, stops)
+                passing = PrefillPass(self.model, [part])
                 break
             except NoPages:
                 self.core.interrupt()
                 if not self.slots.free_pages(besides=slot):
                     raise
-        part.advance(part.pieces)
-        logits = part.finish()
+        passing.advance(passing.pieces)
+        (logits,) = passing.finish()
+        part.commit()
         check_rows(logits, slot.sequence.length - len(logits))
         return logits
 

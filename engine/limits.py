@@ -18,6 +18,9 @@ STREAMS = 4
 MOST_PARALLEL = 1024
 """The most answers that are computed at the same time."""
 
+MOST_TOGETHER = 32
+"""The most sequences of a pass that reads prompts."""
+
 MOST_LOGITS = 128
 """Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
 

@@ -260,7 +260,8 @@ class Backend(
         first call with a number of rows records the pass, once for rows of one sequence and once for those of several."""
         if self._observer is None:
             most = most or self.max_rows
-            plan = self._plans.plan(forward, batch.positions.size, n_logits, most, batch.mixed, batch.role)
+            ends = batch.ends is not None
+            plan = self._plans.plan(forward, batch.positions.size, n_logits, most, batch.mixed, batch.role, ends)
             plan.fill(batch)
         else:
             plan = Plan(batch, self.record(lambda: forward(batch, n_logits)))
@@ -286,6 +287,8 @@ class Backend(
 
     def jobs(self, model: Recordable[np.ndarray]) -> list[Job]:
         programs = [self._plans.record(model.compute, n, n).program for n in LISTED_ROWS]
+        if model.cache.n_sequences > 1 and model.reads_together:
+            programs.append(self._plans.record(model.compute, 1, 1, True, True).program)
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())
         return [*entries, *team_jobs()]
 

@@ -53,14 +53,14 @@ from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.occupant import Occupant
-from engine.cuda.runtime.plans import Plans, padded
+from engine.cuda.runtime.plans import Plans, logits_of_prompts, padded, rows_of
 from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Centered, Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.cuda.runtime.weight_stream import STAGING, DeviceWeightStream, can_be_streamed
 from engine.gguf.pages import give_back
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ROWS, MOST_TOGETHER
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
 from engine.ops.device import DeviceMemory, DeviceOperations
@@ -254,7 +254,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         The steps themselves use ``tokens`` and ``positions``."""
         rows = max(self.max_rows, self.decode_rows)
         tokens, positions, sequences = (self.zeros((rows,), np.int32) for _ in range(3))
-        return Batch(tokens, positions, sequences)
+        runs = self.zeros((2, MOST_TOGETHER + 1), np.int32)
+        return Batch(tokens, positions, sequences, runs=runs, ends=self.zeros((MOST_TOGETHER,), np.int32))
 
     # --- passes ------------------------------------------------------------------------------------------------
 
@@ -298,7 +299,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         if prefill and self._split is not None:
             self._split.finish()
         rows, asked = batch.rows, n_logits
-        if batch.mixed:
+        if batch.mixed and prefill:
+            asked = logits_of_prompts(n_logits)
+        elif batch.mixed:
             rows = asked = padded(batch.rows)
         elif prefill:
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
@@ -306,14 +309,27 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role, most)
         # A stage after another one finds the rows of the pass in place.
         if self._written.get(place.tokens.address) is not batch:
-            pairs = (place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, batch.sequences)
+            pairs = [
+                (place.tokens, batch.tokens),
+                (place.positions, batch.positions),
+                (place.sequences, batch.sequences),
+            ]
+            if batch.mixed and prefill:
+                assert batch.runs is not None and batch.ends is not None
+                assert place.runs is not None and place.ends is not None
+                ends = np.pad(batch.ends, (0, MOST_TOGETHER - batch.ends.size), constant_values=1)
+                self.device.write(place.runs.address, batch.runs)
+                self.device.write(place.ends.address, ends)
             for target, numbers in pairs:
                 more = rows - batch.rows
                 self.device.write(target.address, np.pad(numbers, (0, more), "edge") if more else numbers)
             self._written[place.tokens.address] = batch
-        wanted = None
+        wanted: list[Tensor] = []
         if plan.result is not None and n_logits:
-            wanted = plan.result[: batch.rows if batch.mixed else n_logits]
+            if batch.ends is not None and not prefill:  # a decode pass returns the logits of all rows
+                wanted = [plan.result[end - 1 : end] for end in batch.ends.tolist()]
+            else:
+                wanted = [plan.result[: batch.rows if batch.mixed and not prefill else n_logits]]
         passing = SplitPlan(plan, self, wanted, not prefill)
         if prefill:
             self._split = passing
@@ -373,11 +389,16 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         most = min(model.prompt_rows, model.cache.n_ctx)
         # Attention may use another kernel for more rows: the least and the most rows cover both.
         prefill = [(rows, 1, Role.PREFILL) for rows in (most, FEW_ROWS) if most >= FEW_ROWS]
+        several = prefill if model.cache.n_sequences > 1 and model.reads_together else []
         # A prompt needs the logits of the last row, a step with drafts those of all rows.
         decode = [(rows, n, Role.DECODE) for rows in DECODE_SIZES for n in {1, rows}]
         for rows, n_logits, role in (*prefill, *decode):  # the most memory first
             batch = self._place(role).part(slice(rows))
             plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), role)
+            kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+        for rows, n_logits in ((rows, logits_of_prompts(n)) for rows, _, _ in several for n in (MOST_TOGETHER, 1)):
+            batch = rows_of(self._prefill_inputs, rows, n_logits, True, Role.PREFILL)
+            plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), Role.PREFILL)
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
             for rows in DECODE_SIZES[:-1]:
@@ -395,6 +416,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         rows = most = model.prompt_rows
         if FEW_ROWS <= most <= model.cache.n_ctx:
             self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # what long prompts consist of
+            if model.cache.n_sequences > 1 and model.reads_together:
+                self.plan(model.compute, rows, logits_of_prompts(1), mixed=True, role=Role.PREFILL, most=most)
             while model.cache.n_sequences > 1 and (rows := padded(rows) // 2) >= FEW_ROWS:
                 self.plan(model.compute, rows, 1, role=Role.PREFILL, most=most)  # and, beside answers, their ends
 
@@ -586,33 +609,38 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     ) -> Tensor:
         rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
         length, segments, sequences = memory.conv.shape[1], memory.states.shape[1], batch.sequences
+        if rows > NARROW_ROWS and batch.runs is not None:
+            sequences = batch.runs
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self.recorder.empty((rows, net.n_v * d))
         vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
         given = (x, gates[0], beta, stride, *vectors, positions, sequences, *numbers)
         grid: tuple[int, ...]
         if rows > NARROW_ROWS:
-            padded = wide_delta_net.padded(rows)
+            several = batch.runs is not None
+            padded, kinds = wide_delta_net.padded(rows, several), (True,) if several else ()
             y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
             records = self.recorder.empty((net.n_v, padded // SEGMENT, wide_delta_net.RECORD))
             given_lists = memory.keys, memory.decays
             arguments: tuple[Argument, ...]
             arguments = (*given, net.n_v, rows, padded, length, segments, memory.conv, *given_lists, y, shares)
-            grid = wide_delta_net.convolve_grid(net.n_k, net.n_v, rows)
-            self.recorder.launch(
-                wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, convolved=y, gates=shares
+            grid, kernel = (
+                wide_delta_net.convolve_grid(net.n_k, net.n_v, rows, several),
+                wide_delta_net.convolve(d, net.n_conv, *kinds),
             )
+            self.recorder.launch(kernel, grid, 256, arguments, convolved=y, gates=shares)
             arguments = (y, shares, positions, sequences, net.n_k, net.n_v, rows, padded, segments)
             arguments = (*arguments, *given_lists, records)
             grid = wide_delta_net.couple_grid(net.n_k, padded)
-            kernel = wide_delta_net.couple(d, net.grouped)
+            kernel = wide_delta_net.couple(d, net.grouped, *kinds)
             self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, records=records)
             arguments = (y, records, positions, sequences, net.n_k, rows, padded, segments)
             arguments = (*arguments, memory.states, memory.deltas, out)
-            kernel = wide_delta_net.delta_rule(d, net.grouped)
-            grid, threads = delta_net.grid(d, net.n_v), wide_delta_net.RULE_THREADS
+            kernel = wide_delta_net.delta_rule(d, net.grouped, *kinds)
+            grid = delta_net.grid(d, net.n_v, MOST_TOGETHER if several else 1)
+            threads = wide_delta_net.RULE_THREADS
             self.recorder.launch(kernel, grid, threads, arguments, result=out)
-            last = slice(max(0, rows - length), rows)
+            last = slice(0 if several else max(0, rows - length), rows)
             self.keep_rows(memory.conv, x[last], batch.part(last))
             return out
         lists = memory.keys, memory.deltas, memory.decays

@@ -42,12 +42,10 @@ def keep_rows() -> KernelCode:
         stays = True
         # With no more rows than a ring has, each has a place of its own.
         if rows > length:
-            if mixed:
-                for u in range(rows):
-                    if sequences[u] == sequence and positions[u] >= position + length:
-                        stays = False
-            else:
-                stays = t >= rows - length
+            later = I(t + length)
+            stays = later >= rows
+            if mixed and not stays:
+                stays = sequences[later] != sequence or positions[later] != position + length
         if i < n and stays:
             row = I(sequence * length + position % length)
             ring[row * np.int64(n) + i] = x[t * np.int64(n) + i]

@@ -4,8 +4,10 @@ import numpy as np
 
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
+from engine.limits import MOST_TOGETHER
 
 I = np.int32  # noqa: E741
+U = np.uint32
 
 
 def make_find_run(mixed: bool, most: int) -> DeviceFunction:
@@ -47,3 +49,44 @@ def make_overwritten(mixed: bool) -> DeviceFunction:
         return not mixed or (sequences[later] == sequence and positions[later] == position + length)
 
     return overwritten
+
+
+def parts_of_runs(rows: int, size: int, spare: int = 1) -> int:
+    """The number of parts of ``make_find_part`` for a pass of several runs with so many ``rows``, in the same units as
+    ``size``."""
+    return rows // size + spare * MOST_TOGETHER
+
+
+def make_first_part(size: int, group: int = 1, spare: int = 1) -> DeviceFunction:
+    """The device function ``first_part(runs, run)``: the number of the first part of a run.
+
+    A run has parts of ``size`` elements, of which a row has ``group``, and up to ``spare`` further ones, which may be empty:
+    those of the run that begins at row t are number t * group // size + spare * (number of the run) and those after it, so
+    nothing has to be counted.  runs: ``Batch.runs``, whose unused entries are empty runs.
+    """
+
+    @device
+    def first_part(runs, run):
+        return I(I(U(runs[run] * group) // U(size)) + spare * run)
+
+    return first_part
+
+
+def make_find_part(size: int, group: int = 1, spare: int = 1) -> DeviceFunction:
+    """The device function ``find_part(runs, index)``: (the first row of the run that a part of a pass belongs to, the row
+    after its last, its slot, the number of the part in the run, the number of the run).  See ``make_first_part``."""
+    n, first_part = MOST_TOGETHER, make_first_part(size, group, spare)
+    steps = n.bit_length() - 1
+    assert n == 1 << steps
+
+    @device
+    def find_part(runs, index):
+        run = I(0)
+        for k in range(steps):
+            further = I(run + (n >> (k + 1)))
+            if first_part(runs, further) <= index:
+                run = further
+        number = I(index - first_part(runs, run))
+        return I(runs[run]), I(runs[run + 1]), I(runs[run + n + 1]), number, run
+
+    return find_part

@@ -4,12 +4,13 @@ Formula: ``engine/cuda/delta_net.py``.  ``convolve``: y = silu of the convolutio
     beta'.  ``couple``: G_t, D_i,15, D_it * (k_i . k_t) and D_it * (k_i . q_t) for the tokens i and t of each segment.
     ``delta_rule``: u, out and the next state, segment after segment.  None writes the ring of inputs, which may be shorter
     than the pass: the last rows are stored there afterwards (``engine/cuda/mtp.py``, ``keep_rows``).
-Shapes: x float32 [rows, C], C = (2 n_k + n_v) d.  The pass begins in a segment, at token ``at`` of it: row t is token at + t
-    from the beginning of that segment.  All rows belong to sequences[0], whose part of the memory is used.  y float32
-    [padded, C] and gates float32 [n_v, padded, 2], e and beta', are by token; of the tokens before the pass they have k and
-    e, from the lists. padded is a multiple of 16.  records float32 [n_v, padded / 16, 560]: of each segment, for each token i
-    and lane l the weights of u_i in the sums of k for the tokens l and l + 8 and in those of q; then G, D_i,15 and beta'
-    [16].  The others as in ``engine/cuda/delta_net.py``.
+Shapes: x float32 [rows, C], C = (2 n_k + n_v) d. The pass begins in a segment, at token ``at`` of it: row t is token at + t
+    from the beginning of that segment. All rows belong to sequences[0], whose part of the memory is used. y float32 [padded,
+    C] and gates float32 [n_v, padded, 2], e and beta', are by token; of the tokens before the pass they have k and e, from
+    the lists. padded is a multiple of 16. If rows belong to several sequences, as ``runs`` (``engine.arrays.Batch``) says in
+    place of sequences, all this holds for each of them, and each has segments of its own. records float32 [n_v, padded / 16,
+    560]: of each segment, for each token i and lane l the weights of u_i in the sums of k for the tokens l and l + 8 and in
+    those of q; then G, D_i,15 and beta' [16]. The others as in ``engine/cuda/delta_net.py``.
 Who owns what: ``convolve``: a warp owns 16 rows of d channels, which are the queries, the keys or the values of a head,
     lane l channels l + 32 k; or the gates of 32 heads.  ``couple``: a block owns a segment and a key head, 8 lanes the key of
     a token, as in ``engine/cuda/delta_net.py``.  ``delta_rule``: a block owns 16 rows of the state of one head, with 8 lanes
@@ -53,9 +54,11 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device
+from engine.cuda.runs import make_find_part, make_first_part, parts_of_runs
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
+from engine.limits import MOST_TOGETHER
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -71,23 +74,32 @@ RECORD = WEIGHTS + 3 * SEGMENT
 """Floats of a segment and a head that ``couple`` computes: weights, and three numbers per token."""
 
 
-def padded(rows: int) -> int:
-    """The number of tokens of all segments that ``rows`` rows can touch."""
+SPARE = 2
+"""The most segments that a sequence touches with a number of rows, beyond one for every 16 rows of whole segments."""
+
+
+def padded(rows: int, several: bool = False) -> int:
+    """The number of tokens of all segments that ``rows`` rows of one sequence, or of several, can touch."""
+    if several:
+        return parts_of_runs(rows, SEGMENT, SPARE) * SEGMENT
     return -(-(rows + SEGMENT - 1) // SEGMENT) * SEGMENT
 
 
-def convolve_grid(n_k: int, n_v: int, rows: int) -> tuple[int, int]:
-    """The grid of ``convolve``."""
-    return -(-(2 * n_k + n_v + -(-n_v // 32)) // WARPS), -(-rows // SEGMENT)
+def convolve_grid(n_k: int, n_v: int, rows: int, several: bool = False) -> tuple[int, int]:
+    """The grid of ``convolve``; several: whether rows belong to several sequences."""
+    parts = parts_of_runs(rows, SEGMENT) if several else -(-rows // SEGMENT)
+    return -(-(2 * n_k + n_v + -(-n_v // 32)) // WARPS), parts
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, I32P, f32_t, f32_t, *[i32] * 6, *[F32P] * 5, threads=32 * WARPS)
-def convolve(d: int, n_conv: int) -> KernelCode:
+def convolve(d: int, n_conv: int, several: bool = False) -> KernelCode:
     """Compute everything that the rule needs of each token except the state.
 
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length,
-    segments, ring, keys, decays, y, gates.  Grid: ``convolve_grid(n_k, n_v, rows)``.
+    segments, ring, keys, decays, y, gates.  ``several``: sequences are runs.  Grid: ``convolve_grid(n_k, n_v, rows,
+    several)``.
     """
+    find_part, segments_before = make_find_part(SEGMENT), make_first_part(SEGMENT, 1, SPARE)
     back = n_conv - 1
     n_runs = d // 32
     n_taps, n_before = n_runs * n_conv, n_runs * max(1, back)
@@ -104,9 +116,7 @@ def convolve(d: int, n_conv: int) -> KernelCode:
         new = cuda.local.array(n_runs, np.float32)
         part = cuda.local.array(n_runs, np.float32)
         lane, warp = I(cuda.threadIdx.x & 31), I((cuda.threadIdx.x >> 5) & (WARPS - 1))
-        task = I((cuda.blockIdx.x & 0xFFFF) * WARPS + warp)
-        t = I((cuda.blockIdx.y & 0xFFFF) * SEGMENT)
-        end = min(I(t + SEGMENT), rows)
+        task, number = I((cuda.blockIdx.x & 0xFFFF) * WARPS + warp), I(cuda.blockIdx.y & 0xFFFF)
         n_vectors = I(2 * n_k + n_v)
         width, channel = I(n_vectors * d), I(task * d + lane)
         if task < n_vectors:
@@ -114,7 +124,23 @@ def convolve(d: int, n_conv: int) -> KernelCode:
                 for j in range(n_conv):
                     taps[k * n_conv + j] = weight[I(I(channel + 32 * k) * n_conv) + j]
         wait_for_inputs()
-        place, sequence = positions[0], sequences[0]
+        sequence, begin, behind = I(sequences[0]), I(0), I(0)
+        if several:
+            begin, rows, sequence, number, run = find_part(sequences, number)
+            if begin + number * SEGMENT >= rows:
+                return
+            # From here on, rows and tokens are those of the run.
+            rows = I(rows - begin)
+            behind = I(segments_before(sequences, run) * SEGMENT)
+        t = I(number * SEGMENT)
+        end = min(I(t + SEGMENT), rows)
+        place = I(positions[begin])
+        x, y = advance(x, np.int64(begin) * np.int64(width)), advance(y, np.int64(behind) * np.int64(width))
+        alpha, beta, gates = (
+            advance(alpha, I(begin * stride)),
+            advance(beta, I(begin * stride)),
+            advance(gates, I(2 * behind)),
+        )
         # Tokens of the first segment before the pass, and the rows of the lists that have them.
         known = I(U(place) % U(SEGMENT))
         base = I(I(sequence * segments) * SEGMENT + I(U(U(place) // U(SEGMENT)) % U(segments) * U(SEGMENT)))
@@ -181,12 +207,13 @@ def couple_grid(n_k: int, padded: int) -> tuple[int, int]:
 
 
 @kernel(F32P, F32P, I32P, I32P, *[i32] * 5, *[F32P] * 3, threads=THREADS)
-def couple(d: int, grouped: bool = False) -> KernelCode:
+def couple(d: int, grouped: bool = False, several: bool = False) -> KernelCode:
     """Compute how the tokens of each segment act on each other, and store keys and decays of the pass in the lists.
 
     Arguments: y, gates, positions, sequences, n_k, n_v, rows, padded, segments, keys, decays, records.  ``grouped``:
-    neighbouring heads share a key.  Grid: ``couple_grid(n_k, padded)``.
+    neighbouring heads share a key; ``several``: sequences are runs.  Grid: ``couple_grid(n_k, padded)``.
     """
+    find_part = make_find_part(SEGMENT, 1, SPARE)
     n_runs = d // 32
     n_state = 4 * n_runs
     n_shared, n_products = SEGMENT * 2 * d, 2 * SEGMENT * SEGMENT
@@ -205,10 +232,20 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         own, mine = I(thread & (LANES - 1)), I(thread >> 3)
         segment, group = I(cuda.blockIdx.x & 0xFFFFFF), I(cuda.blockIdx.y & 0xFFFF)
-        share = I(U(n_v) // U(n_k))
-        width, first = I(I(2 * n_k + n_v) * d), I(segment * SEGMENT)
+        share, width = I(U(n_v) // U(n_k)), I(I(2 * n_k + n_v) * d)
         wait_for_inputs()
-        place, sequence = positions[0], sequences[0]
+        sequence, begin = I(sequences[0]), I(0)
+        if several:
+            number = segment
+            begin, rows, sequence, segment, _ = find_part(sequences, segment)
+            if begin == rows:
+                return
+            # From here on, rows, tokens and segments are those of the run.
+            rows = I(rows - begin)
+            before = I(number - segment)
+            y, gates = advance(y, np.int64(before * SEGMENT) * np.int64(width)), advance(gates, I(2 * SEGMENT * before))
+            records = advance(records, np.int64(before) * RECORD)
+        place, first = I(positions[begin]), I(segment * SEGMENT)
         at = I(U(place) % U(SEGMENT))
         n_tokens = I(at + rows)
         if first >= n_tokens:
@@ -358,13 +395,15 @@ def _stage(d: int) -> int:
     blocks=3,
     shared=lambda d, *_: 8 * _stage(d),
 )
-def delta_rule(d: int, grouped: bool = False) -> KernelCode:
+def delta_rule(d: int, grouped: bool = False, several: bool = False) -> KernelCode:
     """Compute deltas and results of each head, segment by segment, and its state.
 
     Arguments: y, records, positions, sequences, n_k, rows, padded, segments, states, deltas, out.  ``grouped``: neighbouring
-    heads share a key.  No kernel of the same chain writes the positions, the sequences, the states or the deltas: they are
-    read before ``wait_for_inputs``.  Grid: ``delta_net.grid(d, n_v)``, blocks of ``RULE_THREADS``.
+    heads share a key; ``several``: sequences are runs.  No kernel of the same chain writes the positions, the sequences, the
+    states or the deltas: they are read before ``wait_for_inputs``.  Grid: ``delta_net.grid(d, n_v)``, or ``delta_net.grid(d,
+    n_v, MOST_TOGETHER)`` if ``several``, blocks of ``RULE_THREADS``.
     """
+    segments_before = make_first_part(SEGMENT, 1, SPARE)
     n_runs = d // 32
     n_state = 4 * n_runs
     n_rows = 2 * n_state
@@ -447,7 +486,19 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         y = advance(y, value)
         records = advance(records, I(I(head * I(U(padded) // U(SEGMENT))) * RECORD))
         head_column = I(head * d + I(first_column + column))
-        place, first_segment = positions[0], I(sequences[0] * segments)
+        sequence, begin = I(sequences[0]), I(0)
+        if several:
+            run = I(cuda.blockIdx.z & 0xFFFF)
+            begin, rows = I(sequences[run]), I(sequences[run + 1])
+            if begin == rows:
+                wait_for_inputs()
+                return
+            # From here on, rows, tokens and segments are those of the run.
+            rows = I(rows - begin)
+            sequence, before = I(sequences[run + MOST_TOGETHER + 1]), I(segments_before(sequences, run))
+            y = advance(y, np.int64(before * SEGMENT) * np.int64(width))
+            records, out = advance(records, np.int64(before) * RECORD), advance(out, np.int64(begin) * I(n_v * d))
+        place, first_segment = I(positions[begin]), I(sequence * segments)
         segment, at = I(U(place) // U(SEGMENT)), I(U(place) % U(SEGMENT))
         index = I(U(segment) % U(segments))
         state_size = np.int64(I(n_v * (d * d)))

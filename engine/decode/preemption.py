@@ -1,7 +1,7 @@
 """Preemption: taking slots and pages from requests."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 
 from engine.cache.pages import NoPages
@@ -36,6 +36,17 @@ class FailedStep(Exception):
     def __init__(self, requests: Sequence[Request], error: Exception) -> None:
         super().__init__(requests, error)
         self.requests, self.error = requests, error
+
+
+@contextmanager
+def as_failed_step(requests: Iterable[Request]) -> Iterator[None]:
+    """Raise FailedStep in place of an unexpected error in a step of these requests."""
+    try:
+        yield
+    except (CannotGoOn, DeviceError):
+        raise
+    except Exception as error:
+        raise FailedStep(list(requests), error) from error
 
 
 class Preemption:

@@ -1,6 +1,6 @@
-"""Prefill: tokens that are read into a slot, slice by slice."""
+"""Prefill: tokens that are read into slots, slice by slice."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -14,57 +14,80 @@ AHEAD = 128
 
 
 class PrefillSlice:
-    """Tokens that follow those which a slot holds, in a pass that is started in pieces.
+    """Tokens that follow those which a slot holds, and that a pass reads."""
 
-    The sequence of the slot claims their positions at once and contains the tokens after ``finish``.
+    def __init__(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()) -> None:
+        """n_logits: the number of last tokens whose logits are wanted; stops: the numbers of tokens of the sequence after
+        which snapshots are taken."""
+        self.slot, self.tokens, self.n_logits = slot, tokens, n_logits
+        self.first = slot.sequence.length
+        self._stops = stops
+
+    @property
+    def end(self) -> int:
+        """The number of tokens of the sequence after the slice."""
+        return self.first + len(self.tokens)
+
+    def commit(self) -> None:
+        """Let the sequence of the slot contain the tokens, all of which have been read."""
+        sequence = self.slot.sequence
+        sequence.commit(self.tokens)
+        sequence.settle()
+        for stop in sorted(stop for stop in self._stops if self.first < stop <= sequence.length):
+            self.slot.save(stop)
+
+
+class PrefillPass:
+    """A pass over slices of one or several prompts that is started in pieces.
+
+    The sequences of the slots claim their positions at once.  They contain the tokens after ``PrefillSlice.commit``, which
+    follows ``finish``.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        slot: Slot,
-        tokens: Sequence[int],
-        n_logits: int,
-        stops: Collection[int] = (),
-        observed: bool = False,
-    ) -> None:
-        """n_logits: the number of last tokens whose logits are wanted; stops: the numbers of tokens of the sequence after
-        which snapshots are taken; observed: whether the masses of chunks are computed.  Raises ContextError if the
-        positions do not fit into the context, and NoPages."""
-        self.tokens, self.n_logits = tokens, n_logits
-        self.first = first = slot.sequence.length
-        self._slot = slot
-        self._stops = stops
+    def __init__(self, model: Model, slices: Sequence[PrefillSlice], observed: bool = False) -> None:
+        """slices: if there are several, at most the last token of each has logits; observed: whether the masses of chunks are
+        computed, of a single slice.  Raises ContextError if the positions do not fit into the context, and NoPages."""
+        self.slices = list(slices)
         self._n_vocab = model.config.n_vocab
-        ids = np.array(tokens, np.int32)
-        positions = np.arange(first, first + ids.size, dtype=np.int32)
-        self._pieces = model.split(ids, positions, n_logits, slot.sequence, observed)
+        #: The number of tokens.
+        self.rows = sum(len(each.tokens) for each in slices)
+        if len(slices) == 1:
+            (only,) = slices
+            ids = np.array(only.tokens, np.int32)
+            positions = np.arange(only.first, only.end, dtype=np.int32)
+            self._pieces = model.split(ids, positions, only.n_logits, only.slot.sequence, observed)
+        else:
+            parts = [(each.slot.sequence, each.tokens) for each in slices]
+            self._pieces = model.split_together(parts, [each.n_logits > 0 for each in slices])
 
         #: The number of pieces of the pass, at least 1, and how many have not been started.
         self.pieces = self.left = self._pieces.pieces
+
+    @property
+    def n_logits(self) -> int:
+        """The number of tokens whose logits are wanted."""
+        return sum(each.n_logits for each in self.slices)
 
     def advance(self, count: int) -> int:
         """Start the next ``count`` pieces, at most those that are left; returns how many were started."""
         before, self.left = self.left, self._pieces.advance(count)
         return before - self.left
 
-    def finish(self, beside: bool = False) -> np.ndarray:
-        """Commit the tokens to the slot's sequence; all pieces must have been started.  Returns the logits of the last ones,
-        float32 [n_logits, n_vocab].
+    def finish(self, beside: bool = False) -> list[np.ndarray]:
+        """The logits of the last tokens of each slice, float32 [n_logits, n_vocab]; all pieces must have been started.
 
-        beside: wait only for logits and snapshots, because other requests run.  Otherwise at most ``AHEAD`` tokens are in
-        flight, so that the reported progress is accurate and an interrupt is noticed.
+        beside: wait only for logits, because other requests run.  Otherwise at most ``AHEAD`` tokens are in flight, so that
+        the reported progress is accurate and an interrupt is noticed.
         """
-        sequence, end = self._slot.sequence, self.first + len(self.tokens)
-        logits = self._pieces.logits(wait=not beside and end // AHEAD > self.first // AHEAD)
-        sequence.commit(self.tokens)
-        sequence.settle()
-        for stop in sorted(stop for stop in self._stops if self.first < stop <= sequence.length):
-            self._slot.save(stop)
-        return np.empty((0, self._n_vocab), np.float32) if logits is None else logits
+        wait = not beside and any(each.end // AHEAD > each.first // AHEAD for each in self.slices)
+        logits = self._pieces.logits(wait=wait)
+        if logits is None:
+            logits = np.empty((0, self._n_vocab), np.float32)
+        ends = np.cumsum([each.n_logits for each in self.slices])
+        return np.split(logits, ends[:-1])
 
     def cancel(self) -> None:
-        """Start no further piece.  The next pass of the sequence claims the same positions again."""
+        """Start no further piece.  The next passes of the sequences claim the same positions again."""
         self._pieces.cancel()
 
 
@@ -76,8 +99,8 @@ class Prefilling(State):
         self.slot = slot
         #: The numbers of tokens after which snapshots are taken.
         self.stops: set[int] = set()
-        #: The slice that has been started and not finished.
-        self.slice: PrefillSlice | None = None
+        #: The pass that has been started and not finished, and reads a slice of it.
+        self.reading: Reading | None = None
 
     @property
     def sequence(self) -> TokenSequence:
@@ -85,7 +108,40 @@ class Prefilling(State):
         return self.slot.sequence
 
     def cancel(self) -> None:
-        """Start no further piece of the slice; it has to be read again from its beginning."""
-        if self.slice is not None:
-            self.slice.cancel()
-            self.slice = None
+        """Leave the pass that reads a slice of it; the slice has to be read again from its beginning."""
+        if self.reading is not None:
+            self.reading.leave(self)
+
+
+class Reading:
+    """A pass that reads slices of requests in their prefill."""
+
+    def __init__(self, passing: PrefillPass, members: Iterable[Prefilling]) -> None:
+        """members: the requests, each with a slice of the pass, in the same order."""
+        self.passing = passing
+        #: The requests and their slices.
+        self.members = list(zip(members, passing.slices, strict=True))
+        #: The number of pieces that were started because a request has left.
+        self.rushed = 0
+        for member, _ in self.members:
+            member.reading = self
+
+    def leave(self, member: Prefilling) -> None:
+        """Remove a request.  Its slot may then be used by others, so all pieces are started before; if no request is left,
+        no further piece is started."""
+        self.members = [each for each in self.members if each[0] is not member]
+        member.reading = None
+        if not self.members:
+            self.passing.cancel()
+        elif self.passing.left:
+            self.rushed += self.passing.advance(self.passing.left)
+
+    def end(self) -> None:
+        """Remove all requests from the pass, which has ended."""
+        for member, _ in self.members:
+            member.reading = None
+
+    def cancel(self) -> None:
+        """Start no further piece; all slices have to be read again."""
+        self.passing.cancel()
+        self.end()

@@ -6,14 +6,13 @@ size of the slices in which prompts are read, nor which request is preempted whe
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from engine.cache.pages import NoPages
 from engine.decode.pace import Pace, Read
-from engine.decode.preemption import CannotGoOn, Displaced, FailedStep, NoRoom, Preemption
+from engine.decode.preemption import CannotGoOn, Displaced, NoRoom, Preemption, as_failed_step
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
 from engine.decode.running import InFlightRequest, Running, Step, Steps, launch
@@ -41,7 +40,7 @@ class Scheduler:
         self.in_flight: deque[InFlightBatch] = deque()
         self.preemption = Preemption(self.batch, self.waiting, self.in_flight, self.drain, self.end)
         self._pace = Pace()
-        self._prefill = PrefillQueue(self.batch, self._pace, self.in_flight)
+        self._prefill = PrefillQueue(self.batch, self._pace, self.in_flight, self.preemption.alone)
         self._n_steps = 0
 
     def step(self, wanted: Request | None = None) -> bool:
@@ -70,13 +69,11 @@ class Scheduler:
         return wanted is None or wanted not in self.waiting.requests or not self.preemption.blocked(wanted)
 
     def _read(self, wanted: Request | None) -> bool:
-        """Start or finish a slice of a prompt; returns whether more of prompts is to be read before the next step."""
-        prefilling = self._prefill.first
+        """Start or finish a pass over prompts; returns whether more of prompts is to be read before the next step."""
         if len(self.in_flight) >= self.batch.ahead_prefill:
             return False
         try:
-            with self.preemption.alone(prefilling.request):
-                self._prefill.read(prefilling)
+            self._prefill.read()
         except CannotGoOn as error:
             self.preemption.make_way(error, wanted)
         if not self._prefill.goes_on:
@@ -187,16 +184,6 @@ class Scheduler:
     def drop(self) -> None:
         """Drop the results of all batches in flight, when the device has ended them."""
         self.in_flight.clear()
+        self._prefill.drop()
         self._pace.started()
         self.batch.drop()
-
-
-@contextmanager
-def as_failed_step(requests: Iterable[Request]) -> Iterator[None]:
-    """Raise FailedStep in place of an unexpected error in a step of these requests."""
-    try:
-        yield
-    except (CannotGoOn, DeviceError):
-        raise
-    except Exception as error:
-        raise FailedStep(list(requests), error) from error

@@ -98,7 +98,8 @@ class Assistant(Gemma4Loader, ChainDrafter):
 
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs of the trunk for the tokens of a pass: hidden [rows, n_embd_out]."""
-        last = slice(max(0, batch.rows - self.hidden.shape[1]), batch.rows)
+        first = 0 if batch.mixed else max(0, batch.rows - self.hidden.shape[1])
+        last = slice(first, batch.rows)
         self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array:

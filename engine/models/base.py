@@ -20,7 +20,7 @@ from engine.cache.types import CHUNK, Types
 from engine.compile.jobs import Job
 from engine.errors import DeviceError
 from engine.gguf.file import GGUF
-from engine.models.attention_config import AttentionConfig
+from engine.limits import MOST_TOGETHER
 from engine.models.classifier import Classifier, load_classifier
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter, Fusion
@@ -123,6 +123,8 @@ class Model(Loader):
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         #: The sequence in slot 0.
         self.sequence = self.sequences[0]
+        #: The slots of the rows in ``_wanted``, int32 [MOST_TOGETHER].
+        self._nowhere = ops.zeros((MOST_TOGETHER,), np.int32)
         #: The number of segments in the rings of recurrent layers; 0 without such layers.
         self.segments = max((spec.segments for spec in specs), default=0)
         #: The runs of its parts that lie on one device; empty if all parts do.
@@ -296,6 +298,28 @@ class Model(Loader):
             return self.staged_pass(batch, n_logits, self.stages if observed else None)
         return self.ops.split(self.compute_observed if observed else self.compute, batch, n_logits, self.prompt_rows)
 
+    def split_together(self, parts: TokenSequences, wanted: SequenceOf[bool]) -> SplitPass:
+        """Prepare one pass over tokens of several sequences, so that it can be started in pieces; ``reads_together`` must be
+        true.  The caller commits the tokens when it has started all pieces.
+
+        The bits of a row do not depend on the other sequences.
+
+        parts: for each sequence, the sequence and the tokens that follow it; at most ``MOST_TOGETHER``.
+        wanted: for each sequence, whether the logits of its last row are computed.
+
+        Raises ContextError if the positions do not fit into the context, and NoPages if all pages of the cache are in use.
+        """
+        batch = self._joined_rows(parts)
+        ends = np.cumsum([len(tokens) for _, tokens in parts], dtype=np.int32)
+        runs = np.full((2, MOST_TOGETHER + 1), batch.rows, np.int32)
+        runs[0, 0], runs[0, 1 : ends.size] = 0, ends[:-1]
+        runs[1] = 0
+        runs[1, : ends.size] = [sequence.slot for sequence, _ in parts]
+        role = Role.DECODE if batch.rows <= self.ops.decode_rows else Role.PREFILL
+        ends = ends[np.array(wanted, bool)]
+        batch = replace(batch, mixed=True, role=role, runs=runs, ends=ends)
+        return self.ops.split(self.compute, batch, ends.size, self.prompt_rows)
+
     def staged_pass(
         self, batch: Batch[np.ndarray], n_logits: int, stages: SequenceOf[Stage] | None = None
     ) -> StagedPass:
@@ -355,9 +379,14 @@ class Model(Loader):
         return _divided(outputs, parts)
 
     @cached_property
+    def reads_together(self) -> bool:
+        """Whether a pass may read prompts of several sequences (:meth:`split_together`)."""
+        return not self.stages and all(layer.mixer.reads_together for layer in self.config.layers)
+
+    @property
     def companies(self) -> bool:
-        """Whether the rows of a pass of any size may belong to several sequences."""
-        return all(type(layer.mixer) is AttentionConfig for layer in self.config.layers)
+        """Whether the rows of a pass of any size may belong to several sequences, also if copies of the last row follow."""
+        return self.reads_together and not self.cache.rings
 
     @property
     def company_rows(self) -> int:
@@ -537,17 +566,24 @@ class Model(Loader):
         taps: the residual stream before the layers ``ModelConfig.taps``.
         """
         ops, config = self.ops, self.config
-        last = slice(batch.rows - n_logits, batch.rows)
         if self.drafter is None:
-            return self._normed_head(x[last]) if n_logits else None
+            return self._normed_head(self._wanted(x, batch, n_logits)) if n_logits else None
         if self.fusion is not None or config.streams is not None or not config.mtp_normed:
             # The drafter needs the residual stream of all tokens, before several layers or after the last one.
             self.drafter.follow(batch, x if self.fusion is None else self.fusion.apply(ops, taps))
-            return self._normed_head(x[last]) if n_logits else None
+            return self._normed_head(self._wanted(x, batch, n_logits)) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
         x = ops.plain(self.output_norm.apply(ops, x))
         self.drafter.follow(batch, x)
-        return self._head(x[last]) if n_logits else None
+        return self._head(self._wanted(x, batch, n_logits)) if n_logits else None
+
+    def _wanted(self, x: Array, batch: Batch[Array], n_logits: int) -> Array:
+        """The rows of x [rows, width] whose logits are wanted, [n_logits, width]."""
+        if batch.ends is None:
+            return x[batch.rows - n_logits : batch.rows]
+        # The rows before the ends, if x is taken for the ring of a sequence.
+        rows = replace(batch, positions=batch.ends, sequences=self._nowhere[:n_logits])
+        return self.ops.rows_before(x.reshape(1, *x.shape), rows)
 
     def _normed_head(self, x: Array) -> Array:
         return self._head(self.normed(x))

@@ -41,6 +41,11 @@ class CompressedConfig(MixerConfig):
         """The number of consecutive blocks from which a compressed row is computed."""
         return 2 if self.indexer is not None else 1
 
+    @property
+    def reads_together(self) -> bool:
+        """False: the attention of passes of many rows reads the latents and compressed rows of one sequence."""
+        return False
+
     def cache_spec(self, rewind: int, decode_rows: int) -> CompressedCacheSpec:
         """The specification of the cache: latents of the window, compressed rows, and open blocks."""
         keys, top_k = (self.indexer.d, self.indexer.top_k) if self.indexer is not None else (0, 0)

@@ -44,6 +44,7 @@ class HostSide:
         self.ops = inputs.ops
         self.inputs = inputs
         self.prompt_rows = self.ops.decode_rows
+        self.reads_together = False
         self.cache: KVCache = model.cache
         self._model = model
         self._stages = stages

@@ -57,6 +57,11 @@ class MixerConfig(ABC):
         return 0
 
     @property
+    def reads_together(self) -> bool:
+        """Whether the rows of a pass of any size may belong to several sequences; otherwise only those of a decode batch."""
+        return True
+
+    @property
     def rotations(self) -> tuple[RopeConfig, ...]:
         """The rotations whose angles the mixer needs."""
         return ()

@@ -29,6 +29,11 @@ class PairConfig(MixerConfig):
         return sum(mixer.row_elements for mixer in self._both)
 
     @property
+    def reads_together(self) -> bool:
+        """Whether the rows of a pass of any size may belong to several sequences: if both can do this."""
+        return self.first.reads_together and self.second.reads_together
+
+    @property
     def rotations(self) -> tuple[RopeConfig, ...]:
         """The rotations of both."""
         return self.first.rotations + self.second.rotations

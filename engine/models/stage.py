@@ -141,6 +141,11 @@ class Stage:
         """The cache of the whole model."""
         return self._model.cache
 
+    @property
+    def reads_together(self) -> bool:
+        """False: the passes of a divided model read one prompt."""
+        return False
+
     def compute(self, batch: Batch[Array], n_logits: int) -> Array | None:
         """The operations of the stage.  Returns the residual stream of all rows, float32 [rows, width]; of the last stage,
         the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits."""

@@ -29,6 +29,10 @@ class Recordable(Protocol[A]):
     prompt_rows: int
     """The maximum number of rows in a pass that reads a prompt, at most ``Operations.max_rows``."""
 
+    @property
+    def reads_together(self) -> bool:
+        """Whether a pass may read prompts of several sequences, and so have ``Batch.runs`` and ``Batch.ends``."""
+
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:
         """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
         float32 [n_logits, n_vocab], or None."""

@@ -78,7 +78,7 @@ def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, ro
     expected = np.asarray(llm.model.compute(Batch(tokens, positions, np.zeros(rows, np.int32)), rows))
     assert np.isfinite(expected).all()
     assert logits() == expected.tobytes()
-    plan = ops._plans.kept[llm.model.compute, rows, rows, False]
+    plan = ops._plans.kept[llm.model.compute, rows, rows, False, False]
     found = stages(plan.program)
     assert len(found) < len(plan.program)
     reverse_stages(plan.program)

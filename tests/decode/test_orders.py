@@ -15,7 +15,7 @@ import engine
 from engine.decode.generation import request_of
 from engine.decode.host_steps import HostSteps
 from engine.decode.orders import Order, Orders
-from engine.decode.prefill import Prefilling, PrefillSlice
+from engine.decode.prefill import Prefilling, PrefillPass
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.running import Running
 from engine.decode.running_batch import RunningBatch
@@ -88,7 +88,7 @@ STAGES = [
     (RunningBatch, "leave"),
     (WaitingQueue, "admit"),
     (PrefillQueue, "read"),
-    (PrefillSlice, "advance"),
+    (PrefillPass, "advance"),
     (RunningBatch, "run"),
     (Scheduler, "_start"),
     (HostSteps, "start"),
@@ -212,13 +212,13 @@ def test_a_paused_answer_gives_its_slot_to_one_that_waits(llm: engine.LLM, expec
 
 def test_a_prompt_is_read_at_once_beside_a_paused_answer(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for its next token, so it need not be read in small parts."""
-    advance, sizes, core = PrefillSlice.advance, list[int](), llm.core
+    advance, sizes, core = PrefillPass.advance, list[int](), llm.core
 
-    def noted(part: PrefillSlice, count: int) -> int:
-        sizes.append(len(part.tokens))
-        return advance(part, count)
+    def noted(passing: PrefillPass, count: int) -> int:
+        sizes.append(passing.rows)
+        return advance(passing, count)
 
-    monkeypatch.setattr(PrefillSlice, "advance", noted)
+    monkeypatch.setattr(PrefillPass, "advance", noted)
     requests = [request_of(llm.generate([7 + i] * 100, **LONG)) for i in range(3)]
     for request, order in zip(requests, (Order.PAUSE, Order.PROCEED, Order.PROCEED), strict=True):
         core.submit(request)

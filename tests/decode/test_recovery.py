@@ -13,7 +13,7 @@ from engine.decode.core import MOST_FAILURES, EngineCore
 from engine.decode.generation import request_of
 from engine.decode.host_steps import HostSteps
 from engine.decode.preemption import Preemption
-from engine.decode.prefill import PrefillSlice
+from engine.decode.prefill import PrefillPass, PrefillSlice
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
 from engine.decode.running import Running
@@ -34,11 +34,11 @@ OWN = [
     (WaitingQueue, "_place"),
     (Slots, "free"),
     (Slot, "stops"),
-    (PrefillQueue, "read"),
+    (PrefillQueue, "_slice"),
     (PrefillQueue, "_report"),
+    (PrefillQueue, "_read_on"),
     (PrefillSlice, "__init__"),
-    (PrefillSlice, "advance"),
-    (PrefillSlice, "finish"),
+    (PrefillSlice, "commit"),
     (RunningBatch, "run"),
     (Sampler, "sample"),
     (Running, "propose"),
@@ -49,6 +49,7 @@ OWN = [
 """What a round does for one request."""
 
 SHARED = [
+    (PrefillQueue, "read"),
     (HostSteps, "start"),
     (HostSteps, "take"),
     (Scheduler, "_run"),
@@ -203,6 +204,41 @@ def test_after_any_other_error_all_requests_are_read_again(
             llm.core.interrupt()
     assert answered(llm, made) == [(tokens, None) for tokens in expected]
     assert faulty.raised == 1 or name in ("drain", "preempt")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", ["__init__", "advance", "finish"])
+def test_an_error_in_a_pass_over_prompts(
+    llm: engine.LLM,
+    wanted: list[Ask],
+    expected: list[list[int]],
+    faulty: Faulty,
+    name: str,
+    several: bool,
+    after: bool,
+) -> None:
+    """It ends the only request of the pass; several are read again, each alone."""
+    llm.reset()
+    passes: list[int] = []
+
+    def due(*given: Any) -> bool:
+        slices = given[2] if name == "__init__" else given[0].slices
+        passes.append(len(slices))
+        return (len(slices) > 1) is several and faulty.raised == 0
+
+    faulty.plant(PrefillPass, name, due, after)
+    found = answered(llm, requests(llm, wanted))
+    assert faulty.raised == 1
+    if several:
+        assert found == [(tokens, None) for tokens in expected]
+        at = next(i for i, n in enumerate(passes) if n > 1)
+        assert passes[at + 1 : at + 1 + passes[at]] == [1] * passes[at]
+    else:
+        assert sum(isinstance(error, Fault) for _, error in found) == 1
+        assert [tokens for tokens, error in found if error is None] == [
+            tokens for tokens, (_, error) in zip(expected, found, strict=True) if error is None
+        ]
 
 
 @pytest.mark.parametrize("seed", few(range(4)))

@@ -70,7 +70,7 @@ def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
         return made
 
     def reads(request: Request) -> bool:
-        return isinstance(request.state, Prefilling) and request.state.slice is not None
+        return isinstance(request.state, Prefilling) and request.state.reading is not None
 
     pieces.split(True)
     try:

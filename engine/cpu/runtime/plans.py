@@ -13,8 +13,9 @@ WIDE_PLANS = 4
 """The number of prefill passes that are kept in addition to the largest.  Only the latest are kept, because prompts differ in
 length."""
 
-Key = tuple[Forward[np.ndarray], int, int, bool]
-"""The forward function, the number of rows, the number of rows with logits, and whether the pass is mixed."""
+Key = tuple[Forward[np.ndarray], int, int, bool, bool]
+"""The forward function, the number of rows, the number of rows with logits, whether the pass is mixed, and whether it is told
+which rows have logits."""
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Plan:
         """Write these rows to the inputs."""
         self.inputs.tokens[:], self.inputs.positions[:] = batch.tokens, batch.positions
         self.inputs.sequences[:] = batch.sequences
+        if self.inputs.ends is not None:
+            self.inputs.ends[:] = batch.ends
 
 
 class Plans:
@@ -42,10 +45,13 @@ class Plans:
         self.latest: dict[Key, Plan] = {}
         self._recorder = recorder
 
-    def record(self, forward: Forward[np.ndarray], rows: int, n_logits: int, mixed: bool = False) -> Plan:
-        """A pass over ``rows`` tokens that returns the logits of the last ``n_logits``, not yet compiled."""
+    def record(
+        self, forward: Forward[np.ndarray], rows: int, n_logits: int, mixed: bool = False, ends: bool = False
+    ) -> Plan:
+        """A pass over ``rows`` tokens that returns the logits of the last ``n_logits``, or, with ``ends``, of those that the
+        batch names; not yet compiled."""
         tokens, positions, sequences = (np.zeros(rows, np.int32) for _ in range(3))
-        inputs = Batch(tokens, positions, sequences, mixed)
+        inputs = Batch(tokens, positions, sequences, mixed, ends=np.ones(n_logits, np.int32) if ends else None)
         return Plan(inputs, self._recorder.record(lambda: forward(inputs, n_logits)))
 
     def forget(self, rows: range) -> None:
@@ -60,13 +66,14 @@ class Plans:
         most: int,
         mixed: bool = False,
         role: Role = Role.DECODE,
+        ends: bool = False,
     ) -> Plan:
         """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
-        largest pass; mixed, role: see :class:`engine.arrays.Batch`."""
-        key, passing = (forward, rows, n_logits, mixed), role is Role.PREFILL and rows < most
+        largest pass; mixed, role: see :class:`engine.arrays.Batch`; ends: whether the batch names the rows with logits."""
+        key, passing = (forward, rows, n_logits, mixed, ends), role is Role.PREFILL and rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
-            plan = self.record(forward, rows, n_logits, mixed)
+            plan = self.record(forward, rows, n_logits, mixed, ends)
             plan.program.finish()
         if passing and len(self.latest) >= WIDE_PLANS:
             del self.latest[next(iter(self.latest))]

@@ -9,13 +9,13 @@
 
 Formula: ``engine/cpu/integer_attention.py``; gates as in ``engine/cpu/glu.py``.
 Shapes: q words [rows, n_head, 2, d_k / 4] (``engine/cuda/integer_cache.py``), their scales float32 [rows, n_head, blocks];
-    keys, values uint32 [n_head_kv, pages, words] (``engine/cache/types.py``); gate float32 [rows, n_head, 2, d_v], only
-    [:, :, 1] is read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before, all of the sequence
-    s = sequences[0]; table int32 [sequences, stride]: position j is lane j % 64 of page table[s, j // 64]; out float32
-    [rows, n_head, d_v].
-Who owns what: a block owns a tile of (row, head) pairs of a KV head, a part of the dimensions of its values, and all chunks
-    that they see; a warp owns 16 pairs, or two warps own 16, each the scores of half of the positions and half of the
-    dimensions.  The longest tiles begin first.  No grid depends on a position.
+    keys, values uint32 [n_head_kv, pages, words] (``engine/cache/types.py``); gate float32 [rows, n_head, 2, d_v], only [:,
+    :, 1] is read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before, all of the sequence s =
+    sequences[0], or of several sequences, as ``runs`` (``engine.arrays.Batch``) says; table int32 [sequences, stride]:
+    position j is lane j % 64 of page table[s, j // 64]; out float32 [rows, n_head, d_v].
+Who owns what: a block owns a tile of (row, head) pairs of a KV head and a sequence, a part of the dimensions of its values,
+    and all chunks that they see; a warp owns 16 pairs, or two warps own 16, each the scores of half of the positions and half
+    of the dimensions. The longest tiles begin first. No grid depends on a position.
 Reduction order: that of the mirror: integers in any order, the halving tree of 64 for the sum of weights, chunks joined in
     rising order within a group, groups in rising order, a sink after them.
 Bytes moved: per tile d_k / 2 per pair in, 4 d_v out and 8 d_v per group of chunks, and (d_k + d_v) * bits / 8 per position.
@@ -66,6 +66,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device
+from engine.cuda.runs import make_find_part, parts_of_runs
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
@@ -83,13 +84,17 @@ def geometry(
     sinks: bool = False,
     cap: float = 0.0,
     spans: bool = False,
+    several: bool = False,
 ) -> tuple[Specialization, tuple[int, int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows in tiles of this kind; ``gated``, ``sinks``: whether heads are
-    gated, and have sinks; ``cap``: of scores, 0 for none; ``spans``: rows have spans in place of last positions."""
+    gated, and have sinks; ``cap``: of scores, 0 for none; ``spans``: rows have spans in place of last positions;
+    ``several``: rows belong to several sequences."""
     group = n_head // n_head_kv
     constants = tile.of.name, tile.d_k, tile.d_v, group, tile.part, tile.warps, tile.shared_by, gated, sinks, GROUP, cap
-    grid = (n_head_kv, tile.number(rows * group), tile.d_v // tile.width)
-    return attend_integers(*constants, *((True,) if spans else ())), grid, 32 * tile.warps
+    tiles = parts_of_runs(rows * group, tile.pairs) if several else tile.number(rows * group)
+    grid = (n_head_kv, tiles, tile.d_v // tile.width)
+    kinds = (spans, True) if several else (True,) if spans else ()
+    return attend_integers(*constants, *kinds), grid, 32 * tile.warps
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
@@ -122,6 +127,7 @@ def attend_integers(
     joined: int = GROUP,
     cap: float = 0.0,
     spans: bool = False,
+    several: bool = False,
 ) -> KernelCode:
     """Attention of the rows of a pass over a cache of i8 or i12 (``name``).
 
@@ -129,14 +135,15 @@ def attend_integers(
     ``sinks``: heads have them), out, rows, pages, stride (chunks of a row of the table), window.
     ``group``: query heads per KV head; ``part``: dimensions of values of a warp, a divisor of d_v; ``shared_by``: warps that
     share 16 pairs, 1 or 2; ``joined``: chunks that are joined with one another before they are joined with others; ``cap``:
-    of scores, 0 for none; ``spans``: positions are spans.
-    Grid: (n_head_kv, ceil(rows * group / (16 * warps / shared_by)), d_v / (part * shared_by)), blocks of 32 * ``warps``
-    threads.
+    of scores, 0 for none; ``spans``: positions are spans; ``several``: sequences are runs (``engine.arrays.Batch``).
+    Grid: (n_head_kv, ceil(rows * group / (16 * warps / shared_by)), d_v / (part * shared_by)), or if ``several``
+    ``parts_of_runs`` in place of the second number, blocks of 32 * ``warps`` threads.
     """
     of = CACHE_TYPES[name]
     tile = IntegerTile(of, d_k, d_v, part, warps, shared_by)
     threads, pairs, width = 32 * warps, tile.pairs, tile.width
     first_visible, last_visible, visible = sight(spans)
+    find_part = make_find_part(pairs, group)
     own_strips = STRIPS // shared_by
     key_words, value_words = of.chunk_words(d_k), of.chunk_words(d_v)
     stage_words, of_warp, queries_at, scales_at = tile.stage, tile.of_warp, 2 * tile.stage, tile.scales
@@ -331,15 +338,22 @@ def attend_integers(
         column = I(I(first + half * part) + 4 * (lane & 3))
         n_head, head0 = I(cuda.gridDim.x * group), I(head_kv * group)
         # Later rows see more.
-        task0 = I(I((cuda.gridDim.y - 1 - cuda.blockIdx.y) & 0xFFFF) * pairs)
-        last_task = I(rows * group - 1)
-        own_task = I(task0 + tile_of_warp * PAIRS)
+        number = I((cuda.gridDim.y - 1 - cuda.blockIdx.y) & 0xFFFF)
+        task0, last_task = I(number * pairs), I(rows * group - 1)
         wait_for_inputs()
+        if several:
+            begin, end, slot, number, _ = find_part(sequences, number)
+            task0, last_task = I(I(begin * group) + I(number * pairs)), I(end * group - 1)
+            if task0 > last_task:
+                return
+        else:
+            slot = I(sequences[0])
+        own_task = I(task0 + tile_of_warp * PAIRS)
         lowest = positions[I(U(task0) // U(group))]
         highest = positions[I(U(min(last_task, I(task0 + pairs - 1))) // U(group))]
         own_lowest = positions[I(U(min(last_task, own_task)) // U(group))]
         own_highest = positions[I(U(min(last_task, I(own_task + PAIRS - 1))) // U(group))]
-        of_head, table = I(head_kv * pages), advance(table, I(sequences[0] * stride))
+        of_head, table = I(head_kv * pages), advance(table, I(slot * stride))
         chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(last_visible(highest) >> 6)
         next_at = I(of_head + table[chunk])
         own_first, own_last = I(first_visible(own_lowest, window) >> 6), I(last_visible(own_highest) >> 6)

@@ -79,18 +79,20 @@ def attend_wide(
     query: Tensor,
     cache: LatentCache[Tensor],
     positions: Tensor,
-    sequences: Tensor,
+    batch: Batch[Tensor],
     chosen: Tensor | None,
 ) -> Tensor:
-    """Record :func:`attend` of more rows than narrow kernels take, all of sequence sequences[0]: float32 [rows, n_head *
-    rank]."""
+    """Record :func:`attend` of more rows than narrow kernels take: float32 [rows, n_head * rank].  Rows of several sequences
+    are left to narrow kernels, unless the batch has runs."""
     rows, n_head, kind, device = positions.size, latent.n_head, cache.k_type.name, recorder.device
     out, width, rank = recorder.empty((rows, n_head * latent.rank)), cache.width, latent.rank
     shared = device.shared_memory
-    fits = chosen is None and tiled.takes_latents(width, rank)
+    several = batch.runs is not None
+    sequences = batch.sequences if batch.runs is None else batch.runs
+    fits = chosen is None and (several or not batch.mixed) and tiled.takes_latents(width, rank)
     if fits and tiled.fills(rows, n_head, 1, width, rank, kind, device.multiprocessors, shared):
         sizes = rows, n_head, 1, width, rank, kind, kind
-        kernel, grid, block = tiled.geometry(*sizes, False, shared, latent=True)
+        kernel, grid, block = tiled.geometry(*sizes, False, shared, latent=True, several=several)
         places = query, 0, cache.rows, cache.rows, positions, sequences, cache.table, 0, 0, out
         sizes_of = rows, cache.pages, cache.table.shape[1]
         recorder.launch(kernel, grid, block, (*places, *sizes_of, 0, latent.scale), result=out)
@@ -99,7 +101,8 @@ def attend_wide(
     for start in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
         part = slice(start, start + NARROW_ROWS)
         # Without a name, which would keep the memory of its chunks while the next group takes as much again.
-        given = query[part], cache, positions[part], sequences, False, None if chosen is None else chosen[part]
+        sequences = batch.sequences[part] if batch.mixed else batch.sequences
+        given = query[part], cache, positions[part], sequences, batch.mixed, None if chosen is None else chosen[part]
         attend(recorder, latent, *given).write(recorder, out[part])
     return out
 
@@ -124,6 +127,10 @@ def latent_attention(
     products = HeadProducts(recorder, rows, latent.n_head)
     query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, batch)
     assert query is not None
-    given = recorder, latent, query, cache, positions, batch.sequences
-    attended = attend(*given, batch.mixed, chosen) if rows <= NARROW_ROWS else attend_wide(*given, chosen)
+    given = recorder, latent, query, cache, positions
+    attended: Attended | Tensor
+    if rows <= NARROW_ROWS:
+        attended = attend(*given, batch.sequences, batch.mixed, chosen)
+    else:
+        attended = attend_wide(*given, batch, chosen)
     return products.multiply(attended, latent.v_b).reshape(rows, latent.n_head * latent.d_v)

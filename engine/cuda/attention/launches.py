@@ -132,24 +132,28 @@ def attend_wide(
     spans: bool = False,
 ) -> Tensor:
     """Record attention of more rows than narrow kernels take, up to places int32 [rows], or over spans; their keys and values
-    are in the cache: float32 [rows, n_head * d_v].  Rows of several sequences are left to narrow kernels."""
+    are in the cache: float32 [rows, n_head * d_v].  Rows of several sequences are left to narrow kernels, unless the batch
+    has runs."""
     assert cache.masses(batch, window) is None, f"at most {NARROW_ROWS} rows are observed at a time"
     rows, k, v = batch.rows, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
-    read = cache.keys, cache.values, places, batch.sequences, cache.table, gate or 0, heads.sinks or 0, out
+    several, alone = batch.runs is not None, not batch.mixed
+    sequences = batch.sequences if batch.runs is None else batch.runs
+    read = cache.keys, cache.values, places, sequences, cache.table, gate or 0, heads.sinks or 0, out
     numbers = rows, cache.pages, cache.table.shape[1], window
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
     if k.whole:
-        tile = None if batch.mixed else integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
+        tile = integer_tile.tile_of(k, cache.d_k, cache.d_v, shared) if alone or several else None
         if tile and tile.fills(rows, heads.n_head, heads.n_head_kv, device.multiprocessors):
             kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None, heads.softcap, spans
-            of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds)
+            of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds, several)
             recorder.launch(of_integers, blocks, threads, (*query, *read, *numbers), result=out)
             return out
-    elif tiled and not batch.mixed and tiled_attention.fills(*sizes, device.multiprocessors, shared):
+    elif tiled and (alone or several) and tiled_attention.fills(*sizes, device.multiprocessors, shared):
         others = heads.gated, shared, heads.sinks is not None
-        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, *others, cap=heads.softcap, spans=spans)
+        options: dict[str, Any] = {"cap": heads.softcap, "spans": spans, "several": several}
+        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, *others, **options)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
         recorder.launch(kernel, grid, block, (*given, *read, *numbers, heads.scale), result=out)
         return out

@@ -8,11 +8,12 @@ Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: 
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled, and
     float32 [rows, n_head, d_k / 32]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], as words of one
     float32 or two float16, or as ``engine/cache/types.py`` says, or both rows of latents, [pages, 64, d_k], whose first d_v
-    elements are values (``engine/cache/latent.py``); gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is
-    read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before, all of the sequence
-    s = sequences[0]; table int32 [sequences, stride]: position j is lane j % 64 of page table[s, j // 64]; out float32
-    [rows, n_head, d_v].
-Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
+    elements are values (``engine/cache/latent.py``); gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is read; sink
+    float32 [n_head]; positions int32 [rows], none smaller than the one before, all of the sequence s = sequences[0], or of
+    several sequences, as ``runs`` (``engine.arrays.Batch``) says; table int32 [sequences, stride]: position j is lane j % 64
+    of page table[s, j // 64]; out float32 [rows, n_head, d_v].
+Who owns what: a block owns a tile of (row, head) pairs of a KV head and a sequence, and all chunks that they see, several
+    chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
     owns 8 pairs and 4 or 8 elements: those of the current group of chunks in registers, those of the groups so far in shared
     memory, or in out where shared memory is too small.
@@ -58,6 +59,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device, high_half, low_half
+from engine.cuda.runs import make_find_part, parts_of_runs
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
@@ -134,15 +136,18 @@ def geometry(
     latent: bool = False,
     cap: float = 0.0,
     spans: bool = False,
+    several: bool = False,
 ) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows over a cache of these types, on a GPU whose blocks have ``shared``
     bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group;
     ``latent``: keys and values are rows of latents; ``cap``: of scores, 0 for none; ``spans``: rows have
-    spans in place of last positions."""
+    spans in place of last positions; ``several``: rows belong to several sequences."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
-    grid = (n_head_kv, -(-rows * group // tile.pairs))
+    pairs = rows * group
+    grid = (n_head_kv, parts_of_runs(pairs, tile.pairs) if several else -(-pairs // tile.pairs))
     constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, tile.kept, gated, sinks, together
-    return attend_tiles(*constants, latent, cap, *((True,) if spans else ())), grid, THREADS
+    kinds = (spans, True) if several else (True,) if spans else ()
+    return attend_tiles(*constants, latent, cap, *kinds), grid, THREADS
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
@@ -175,6 +180,7 @@ def attend_tiles(
     latent: bool = False,
     cap: float = 0.0,
     spans: bool = False,
+    several: bool = False,
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
@@ -184,8 +190,8 @@ def attend_tiles(
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``, ``kept``: of a ``Tile``; d_k: a multiple of 16, d_v:
     of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two; ``latent``: keys and values are the
     same rows of latents, float32 or float16, and there is one KV head; ``cap``: of scores, 0 for none; ``spans``: positions
-    are spans.
-    Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
+    are spans; ``several``: sequences are runs (``engine.arrays.Batch``).
+    Grid: (n_head_kv, ceil(rows * group / pairs)), or (n_head_kv, ``parts_of_runs``) if ``several``, blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
     quantized, half, quantized_values, half_values = (
@@ -237,6 +243,7 @@ def attend_tiles(
     hide, weigh, total, mark = make_weigh(tile, spans)
     first_visible, last_visible, visible = sight(spans)
     capped, bound = cap > 0.0, make_bound(tile, cap)
+    find_part = make_find_part(pairs, group)
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values, sinks)
     clear_groups, join_groups, load_groups = make_groups(tile, group)
 
@@ -422,9 +429,16 @@ def attend_tiles(
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
         n_head, head0 = I(cuda.gridDim.x * group), I(head_kv * group)
         # Later rows see more.
-        task0 = I(I((cuda.gridDim.y - 1 - cuda.blockIdx.y) & 0xFFFF) * pairs)
-        last_task = I(rows * group - 1)
+        number = I((cuda.gridDim.y - 1 - cuda.blockIdx.y) & 0xFFFF)
+        task0, last_task = I(number * pairs), I(rows * group - 1)
         wait_for_inputs()
+        if several:
+            begin, end, slot, number, _ = find_part(sequences, number)
+            task0, last_task = I(I(begin * group) + I(number * pairs)), I(end * group - 1)
+            if task0 > last_task:
+                return
+        else:
+            slot = I(sequences[0])
         lowest = at[I(U(task0) // U(group))]
         highest = at[I(U(min(last_task, I(task0 + pairs - 1))) // U(group))]
         task = min(last_task, I(task0 + thread % pairs))
@@ -443,7 +457,7 @@ def attend_tiles(
         quad = I((pair >> 2) ^ ((lane & 4) if quantized else ((along & 3) << 1)))
         n_across = pairs // 32
         sum_pair, column = I(warp % n_across * 32), I((warp // n_across * 8 + along) * 4)
-        of_head, table = I(head_kv * pages), advance(table, I(sequences[0] * stride))
+        of_head, table = I(head_kv * pages), advance(table, I(slot * stride))
         chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(last_visible(highest) >> 6)
         inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees only in part
         lowest = last_visible(lowest)

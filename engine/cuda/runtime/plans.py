@@ -8,6 +8,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
+from engine.limits import MOST_TOGETHER
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
@@ -22,6 +23,21 @@ mixed, and its role."""
 def padded(rows: int) -> int:
     """The number of rows of a mixed pass for ``rows`` rows: the next power of two, so that few graphs are needed."""
     return 1 << (rows - 1).bit_length()
+
+
+def logits_of_prompts(n_logits: int) -> int:
+    """The number of logits of a pass that reads several prompts, of which ``n_logits`` are wanted: one of two, so that few
+    recordings are needed."""
+    return NARROW_ROWS if n_logits <= NARROW_ROWS else MOST_TOGETHER
+
+
+def rows_of(place: Batch[Tensor], rows: int, n_logits: int, mixed: bool, role: Role) -> Batch[Tensor]:
+    """The batch of the first ``rows`` rows of the inputs of a pass with ``n_logits`` logits."""
+    batch = replace(place.part(slice(rows)), mixed=mixed, role=role)
+    if role is Role.DECODE or not mixed:
+        return batch
+    assert place.ends is not None
+    return replace(batch, runs=place.runs, ends=place.ends[:n_logits])
 
 
 def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
@@ -70,7 +86,7 @@ class Plans:
         passing = not often and padded(rows) != rows
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
-            batch = replace(place.part(slice(rows)), mixed=mixed, role=role)
+            batch = rows_of(place, rows, n_logits, mixed, role)
             plan = self._recorder.record(lambda: forward(batch, n_logits), role)
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)
             if often:

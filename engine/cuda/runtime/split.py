@@ -1,5 +1,6 @@
 """A pass that is launched in pieces, so that other passes can run between them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,8 +27,8 @@ class SplitPlan:
     results.  All prefill passes share this memory, so a pass must be finished or cancelled before another one starts.
     """
 
-    def __init__(self, plan: Plan, ops: PlanOperations, wanted: Tensor | None, whole: bool) -> None:
-        """wanted: the rows of the result to download, or None; whole: whether the pass is one piece."""
+    def __init__(self, plan: Plan, ops: PlanOperations, wanted: Sequence[Tensor], whole: bool) -> None:
+        """wanted: the parts of the result to download; whole: whether the pass is one piece."""
         self.pieces = 1 if whole else len(plan.launches)
         self._plan = plan
         self._ops = ops
@@ -53,13 +54,15 @@ class SplitPlan:
     def logits(self, wait: bool, out: np.ndarray | None = None) -> np.ndarray | None:
         """The logits of the last rows of the pass, float32 [n_logits, n_vocab]; None if none were requested.  All pieces must
         have been launched.  wait: whether to wait for the pass even then; out: the array for them, None: a new one."""
-        wanted, self._wanted = self._wanted, None
-        if wanted is not None:
-            return self._ops.download(wanted, out)
+        wanted, self._wanted = self._wanted, ()
+        if len(wanted) == 1:
+            return self._ops.download(wanted[0], out)
+        if wanted:
+            return np.concatenate([self._ops.download(part) for part in wanted])
         if wait:
             self._ops.device.synchronize()
         return self._result
 
     def cancel(self) -> None:
         """Launch no further piece."""
-        self._started, self._wanted = self.pieces, None
+        self._started, self._wanted = self.pieces, ()
