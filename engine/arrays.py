@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from engine.limits import DECODE_ROWS
+
 
 class Value(Protocol):
     """The result of an operation; a device may defer its computation until it is used.
@@ -143,6 +145,12 @@ class Batch(Generic[A_co]):
     def rows(self) -> int:
         """Number of rows."""
         return self.positions.size
+
+    @property
+    def run_rows(self) -> int:
+        """The most rows of one sequence, besides copies of the last row.  In a decode pass of more than ``DECODE_ROWS`` rows
+        of several sequences, each has a single one."""
+        return 1 if self.mixed and self.role is Role.DECODE and self.rows > DECODE_ROWS else self.rows
 
     def part(self, rows: slice) -> "Batch[A_co]":
         """Some of the rows, without ``per_layer``, ``runs`` and ``ends``."""

@@ -35,7 +35,7 @@ from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.errors import UsageError
 from engine.gguf.pages import give_back
 from engine.gguf.reader import HostBuffers, Reader
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 from engine.machine.cores import available_cores
 from engine.machine.memory import available_memory
 from engine.ops.device import DeviceMemory, DeviceOperations
@@ -71,7 +71,9 @@ class Backend(
     name = "cpu"
     splits = False
     decode_rows = DECODE_ROWS
-    """The most rows of a decode batch."""
+    """The most rows of a decode batch with drafts."""
+    decode_answers = DECODE_ANSWERS
+    """The most answers of a decode batch."""
 
     def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
         """max_rows: the most rows of a pass that reads a prompt, 0: 128; longer prompts take several passes.  The bits do not

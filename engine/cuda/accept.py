@@ -1,12 +1,12 @@
 """The end of a step on the GPU: which drafts are kept and where the next step begins; and the start of drafting.
 
-Formula: ``engine/cpu/accept.py``.  A step has up to 16 rows, those of one or more *entries*, the answers in it: entry e owns
+Formula: ``engine/cpu/accept.py``.  A step has up to 128 rows, those of one or more *entries*, the answers in it: entry e owns
     rows starts[e] .. starts[e + 1] - 1, its last sampled token and the drafts after it, tokens[i] at positions p + i.  Row i
     of them predicts position p + i + 1: found[i], and a list of candidates.  The drafts are checked in order until one is
     rejected, so an entry with n accepted drafts yields n + 1 tokens; the last of them is its last sampled token in the next
-    step.  An entry without rows is padding: nothing is written for it.
-Shapes: found, tokens, positions, sequences int32 [16], by row; sequences: the *slot* of a row's answer, the place of what is
-    kept from step to step.  starts int32 [17].  By slot: history int32 [slots, n_ctx], token by position; at int32 [slots],
+    step.  An entry without rows is padding: nothing is written for it.  A step with drafts or lists has up to 16 rows.
+Shapes: found, tokens, positions, sequences int32 [128], by row; sequences: the *slot* of a row's answer, the place of what is
+    kept from step to step.  starts int32 [129].  By slot: history int32 [slots, n_ctx], token by position; at int32 [slots],
     the position of the last sampled token; step int32 [slots], the number of steps that have ended; params,
     :data:`PARAMS_WORDS` words each, the seed (low, high), then the float32 p_accept; ring int32 [slots][ring_steps][32],
     ring_steps a power of two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 .. of a part are a step's
@@ -14,7 +14,7 @@ Shapes: found, tokens, positions, sequences int32 [16], by row; sequences: the *
     int32 [16]; row i of the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
 Who owns what: a block per entry, which writes only the entry's rows and its slot.  Exact acceptance: one warp, lane i owns
     row i of the entry.  Otherwise 256 threads; thread j compares candidate j of every list, and then owns candidate j of the
-    rejected row.  ``propose``, ``lay_out``: one warp for all.
+    rejected row.  ``propose``: one warp for all.  ``lay_out``: a thread for each row.
 Reduction order: none, only maxima and a first index.
 Bytes moved: a few hundred per entry; with lists, 8 x 256 for each.
 
@@ -44,7 +44,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 
 f32 = np.float32
 u32 = np.uint32
@@ -141,7 +141,7 @@ def accept(mode: str) -> KernelCode:
 
 
 def _accept_exact() -> DeviceFunction:
-    most_drafts = DECODE_ROWS - 1
+    last_row = DECODE_ANSWERS - 1
 
     @cuda.jit
     def accept(
@@ -169,13 +169,13 @@ def _accept_exact() -> DeviceFunction:
         lane = I(cuda.threadIdx.x)
         start = starts[cuda.blockIdx.x]
         rows = I(starts[cuda.blockIdx.x + 1] - start)
-        # An entry without rows may begin at row 16, past the end.
-        slot = sequences[min(start, I(most_drafts))]
+        # An entry without rows may begin past the last row.
+        slot = sequences[min(start, I(last_row))]
         wait_for_inputs()
         if rows <= 0:
             return
-        mine = found[min(I(start + lane), I(most_drafts))]
-        draft = tokens[min(I(start + lane + 1), I(most_drafts))]
+        mine = found[min(I(start + lane), I(last_row))]
+        draft = tokens[min(I(start + lane + 1), I(last_row))]
         first = positions[start]
         done = step[slot]
         n = I(0)
@@ -356,9 +356,12 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
 # --- the start of a step ---------------------------------------------------------------------------------------
 
 
-LAYOUT = 5 * DECODE_ROWS + 2
+LAYOUT = 5 * DECODE_ANSWERS + 2
 """Words of a layout: of each row the slot, its place in its entry, its draft, and whether it is in use; the first row of each
 entry."""
+
+LAY_OUT_THREADS = DECODE_ANSWERS + 32
+"""Threads of ``lay_out``: one for each row, and for the end of the last entry."""
 
 
 def write_layout(layout: np.ndarray, entries: Sequence[tuple[int, int, Sequence[int]]]) -> None:
@@ -368,37 +371,38 @@ def write_layout(layout: np.ndarray, entries: Sequence[tuple[int, int, Sequence[
     Rows that no entry uses are copies of the last one in use, so that its results are computed again and change nothing;
     those of a single entry are the ones that its later steps may use.
     """
-    slots, places, drafts, used = (layout[DECODE_ROWS * n : DECODE_ROWS * (n + 1)] for n in range(4))
-    starts = layout[4 * DECODE_ROWS :]
-    row = 0
-    for entry, (slot, rows, tokens) in enumerate(entries):
-        starts[entry] = row
-        slots[row : row + rows], places[row : row + rows] = slot, np.arange(rows)
-        drafts[row : row + rows] = -1
-        drafts[row + 1 : row + 1 + len(tokens)] = tokens
-        row += rows
-    starts[len(entries) :] = row
+    slots, places, drafts, used = (layout[DECODE_ANSWERS * n : DECODE_ANSWERS * (n + 1)] for n in range(4))
+    starts = layout[4 * DECODE_ANSWERS :]
+    counts = [rows for _, rows, _ in entries]
+    first = np.cumsum([0, *counts])
+    row = int(first[-1])
+    starts[: len(entries)], starts[len(entries) :] = first[:-1], row
+    slots[:row] = np.repeat([slot for slot, _, _ in entries], counts)
+    places[:row], drafts[:row] = np.arange(row) - np.repeat(first[:-1], counts), -1
+    for at, (_, _, tokens) in zip(first, entries, strict=False):
+        if tokens:
+            drafts[at + 1 : at + 1 + len(tokens)] = tokens
     used[:row], used[row:] = 1, 0
     slots[row:], drafts[row:] = slots[row - 1], drafts[row - 1]
-    places[row:] = places[row - 1] if len(entries) > 1 else np.arange(row, DECODE_ROWS)
+    places[row:] = places[row - 1] if len(entries) > 1 else np.arange(row, DECODE_ANSWERS)
 
 
-@kernel(I32P, i32, *[I32P] * 6, threads=32)
+@kernel(I32P, i32, *[I32P] * 6, threads=LAY_OUT_THREADS)
 def lay_out() -> KernelCode:
     """The rows of a step as ``layout`` int32 [LAYOUT], in the host's pinned memory, describes them (``write_layout``):
-    tokens, positions and slots of 16 rows, and the first rows of entries, from at int32 [slots], the position of the certain
-    token of each answer, and history.  Grid: 1 block of a warp, lane r for row r."""
+    tokens, positions and slots of 128 rows, and the first rows of entries, from at int32 [slots], the position of the certain
+    token of each answer, and history.  Grid: 1 block of ``LAY_OUT_THREADS`` threads, thread r for row r."""
 
     @cuda.jit
     def lay_out(layout, n_ctx, at, history, tokens, positions, sequences, starts):
         let_next_begin()
         row = I(cuda.threadIdx.x)
         wait_for_inputs()
-        if row <= DECODE_ROWS:
-            starts[row] = layout[4 * DECODE_ROWS + row]
-        if row < DECODE_ROWS:
-            slot, place = layout[row], layout[DECODE_ROWS + row]
-            draft, used = layout[2 * DECODE_ROWS + row], layout[3 * DECODE_ROWS + row]
+        if row <= DECODE_ANSWERS:
+            starts[row] = layout[4 * DECODE_ANSWERS + row]
+        if row < DECODE_ANSWERS:
+            slot, place = layout[row], layout[DECODE_ANSWERS + row]
+            draft, used = layout[2 * DECODE_ANSWERS + row], layout[3 * DECODE_ANSWERS + row]
             position = I(at[slot] + place)
             known = advance(history, I(slot * n_ctx))
             token = draft

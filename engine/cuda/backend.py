@@ -60,7 +60,7 @@ from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Ten
 from engine.cuda.runtime.values import Centered, Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.cuda.runtime.weight_stream import STAGING, DeviceWeightStream, can_be_streamed
 from engine.gguf.pages import give_back
-from engine.limits import DECODE_ROWS, MOST_TOGETHER
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS, MOST_TOGETHER
 from engine.ops.activation import Activation
 from engine.ops.delta_net import DeltaNet
 from engine.ops.device import DeviceMemory, DeviceOperations
@@ -85,6 +85,9 @@ WIDE = (8, 0)
 DECODE_SIZES = (DECODE_ROWS, 8, 4, 2, 1)
 """Numbers of rows of decode passes that together use every kernel."""
 
+WIDE_DECODE_SIZES = (DECODE_ANSWERS, 64, 32)
+"""Numbers of rows of decode passes of more answers than have drafts."""
+
 FEW_ROWS = 128
 """Prompts of fewer tokens are read by narrow kernels: a block of a wide product computes about as many columns, whether they
 are used or not."""
@@ -96,7 +99,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     name = "cuda"
     splits = True
     decode_rows = DECODE_ROWS
-    """The most rows of a decode batch: a constant of the kernels that lay them out and accept drafts."""
+    """The most rows of a decode batch with drafts: a constant of the kernels that accept drafts."""
+    decode_answers = DECODE_ANSWERS
+    """The most answers of a decode batch: a constant of the kernels that lay rows out."""
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
         """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,
@@ -165,7 +170,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
         partials = attention.partials(n_ctx, 0)
-        return 4 * sum(attention.scratch(NARROW_ROWS, n_head, d_v, partials))
+        rows = attention.rows_at_once(self.decode_answers, n_head, d_v, partials, True)
+        return 4 * sum(attention.scratch(rows, n_head, d_v, partials))
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
         return self.scratch_bytes(n_head, rank, n_ctx)
@@ -252,7 +258,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def inputs(self) -> Batch[Tensor]:
         """Memory for the tokens, positions and slots of passes that run between the steps of an answer, int32 [rows] each.
         The steps themselves use ``tokens`` and ``positions``."""
-        rows = max(self.max_rows, self.decode_rows)
+        rows = max(self.max_rows, self.decode_answers)
         tokens, positions, sequences = (self.zeros((rows,), np.int32) for _ in range(3))
         runs = self.zeros((2, MOST_TOGETHER + 1), np.int32)
         return Batch(tokens, positions, sequences, runs=runs, ends=self.zeros((MOST_TOGETHER,), np.int32))
@@ -401,7 +407,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), Role.PREFILL)
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
-            for rows in DECODE_SIZES[:-1]:
+            wide = padded(min(model.cache.n_sequences, model.decode_answers))
+            for rows in (*(rows for rows in WIDE_DECODE_SIZES if rows <= wide), *DECODE_SIZES[:-1]):
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute_kinds, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
@@ -616,7 +623,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
         given = (x, gates[0], beta, stride, *vectors, positions, sequences, *numbers)
         grid: tuple[int, ...]
-        if rows > NARROW_ROWS:
+        if batch.run_rows > NARROW_ROWS:
             several = batch.runs is not None
             padded, kinds = wide_delta_net.padded(rows, several), (True,) if several else ()
             y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
@@ -645,13 +652,20 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             return out
         lists = memory.keys, memory.deltas, memory.decays
         arguments = (*given, rows, length, segments, memory.conv, memory.states, *lists, out)
-        kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows), net.grouped)
+        # The kernel of a single row is for passes of a single row.
+        most = matmul.compiled_rows(rows if rows <= NARROW_ROWS else 2)
+        kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
         grid = delta_net.grid(d, net.n_v, rows if batch.mixed else 1)
         self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)
         return out
 
     def short_conv(self, weight: Tensor, bcx: Tensor, memory: ShortConvCache[Tensor], batch: Batch[Tensor]) -> Tensor:
-        (n, n_taps), length, rows, keeps = weight.shape, memory.inputs.shape[1], batch.rows, memory.has_room(batch.rows)
+        (n, n_taps), length, rows, keeps = (
+            weight.shape,
+            memory.inputs.shape[1],
+            batch.rows,
+            memory.has_room(batch.run_rows),
+        )
         y, grid, places = self.recorder.empty((rows, n)), (-(-n // 256), rows), (batch.positions, batch.sequences)
         arguments: tuple[Argument, ...] = (bcx, weight, n, *places, length, memory.inputs, y)
         self.recorder.launch(short_conv.short_conv(n_taps, batch.mixed, keeps), grid, 256, arguments, result=y)
@@ -663,7 +677,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def mamba(
         self, net: Mamba[Tensor], u: Tensor, z: Tensor, memory: MambaCache[Tensor], batch: Batch[Tensor]
     ) -> Tensor:
-        rows, width, mixed, keeps = batch.rows, net.width, batch.mixed, memory.has_room(batch.rows)
+        rows, width, mixed, keeps = batch.rows, net.width, batch.mixed, memory.has_room(batch.run_rows)
         y, out = self.recorder.empty((rows, width)), self.recorder.empty((rows, net.d_inner))
         places, sizes = (batch.positions, batch.sequences), (net.n_channels, net.n_head)
         lengths, rings = (memory.inputs.shape[1], memory.tokens.shape[1]), (memory.inputs, memory.tokens)
@@ -713,7 +727,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         memory: MambaCache[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
-        rows, mixed, keeps, d, inner = batch.rows, batch.mixed, memory.has_room(batch.rows), net.d, net.d_inner
+        rows, mixed, keeps, d, inner = batch.rows, batch.mixed, memory.has_room(batch.run_rows), net.d, net.d_inner
         y, out = self.recorder.empty((rows, inner + net.width)), self.recorder.empty((rows, inner))
         places, segments = (batch.positions, batch.sequences), memory.states.shape[1]
         rings = memory.inputs.shape[1], memory.tokens.shape[1], memory.inputs, memory.tokens

@@ -10,7 +10,7 @@ from engine.cache.compressed import Blocks, CompressedCache, PagedRows
 from engine.cache.types import CHUNK
 from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cuda.products.grouped import Grouped, group_ids
-from engine.cuda.rows import NARROW_ROWS
+from engine.cuda.rows import NARROW_ROWS, groups
 from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
@@ -25,7 +25,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
 
     recorder: Recorder
     max_rows: int
-    decode_rows: int
+    decode_answers: int
     _memory: PersistentMemory
     _groups: dict[int, Tensor]
 
@@ -33,7 +33,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
 
     def grouped_matmul(self, x: Tensor, weight: DeviceWeight, n_group: int) -> Tensor:
         if n_group not in self._groups:
-            self._groups[n_group] = self._memory.upload(group_ids(max(self.max_rows, self.decode_rows), n_group))
+            self._groups[n_group] = self._memory.upload(group_ids(max(self.max_rows, self.decode_answers), n_group))
         return Grouped(self.recorder, x, weight, self._groups[n_group][: x.shape[0]]).record()
 
     # --- hyper-connections -------------------------------------------------------------------------------------
@@ -169,8 +169,27 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         ratio: int,
         chosen: Tensor | None,
     ) -> Tensor:
+        out, rows, mixed = self.recorder.empty(q.shape), batch.rows, batch.mixed
+        # The kernel for many rows is for rows of one sequence.
+        for part in groups(rows, NARROW_ROWS) if mixed and rows > NARROW_ROWS else [slice(0, rows)]:
+            given = q[part], memory, batch.part(part), scale, sinks, ratio, None if chosen is None else chosen[part]
+            self._attend_compressed(*given, out[part])
+        return out
+
+    def _attend_compressed(
+        self,
+        q: Tensor,
+        memory: CompressedCache[Tensor],
+        batch: Batch[Tensor],
+        scale: float,
+        sinks: Tensor,
+        ratio: int,
+        chosen: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """Record attention of the rows of a batch, in one launch or two, which write ``out``."""
         rows, n_head, d = q.shape[0], sinks.size, memory.latents.shape[2]
-        recorder, device, out = self.recorder, self.recorder.device, self.recorder.empty(q.shape)
+        recorder, device = self.recorder, self.recorder.device
         top_k = chosen.shape[1] if chosen is not None else 0
         stride, blocks = memory.table.shape[1], memory.compressed
         listed = blocks.table.shape[1] if blocks is not None else 0
@@ -184,7 +203,7 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         given, threads = (q, *sources, *of_rows, n_head, *numbers, scale), compressed_attention.THREADS
         if not shape.partials:
             recorder.launch(shape.attend, (shape.parts, rows), threads, (*given, sinks, out), result=out)
-            return out
+            return
         weights, sums = (recorder.empty((rows, n_head, shape.partials, n)) for n in (2, d))
         places = (shape.partials, shape.listed)
         grid = (shape.parts, shape.partials, rows)
@@ -192,7 +211,6 @@ class CompressedOperations(Arithmetic[Tensor, Tensor | Deferred, DeviceWeight]):
         joined = (weights, sums, batch.positions, n_head, *numbers, *places, sinks, out)
         join = compressed_attention.join_compressed(d)
         recorder.launch(join, (n_head, rows), compressed_attention.JOIN_THREADS, joined, result=out)
-        return out
 
 
 def _is_half(rows: Tensor) -> bool:

@@ -65,12 +65,12 @@ def permit(threads: int) -> KernelCode:
 class Masks:
     """Pinned memory for the masks of passes."""
 
-    def __init__(self, device: Device, n_vocab: int) -> None:
-        """device: an ``engine.cuda.runtime.device.Device``."""
+    def __init__(self, device: Device, n_vocab: int, rows: int = DECODE_ROWS) -> None:
+        """device: an ``engine.cuda.runtime.device.Device``; rows: the most rows of a pass that have masks."""
         self._device = device
         self._n_vocab = n_vocab
         self._words = -(-n_vocab // 32)
-        self._parts, self._address = device.pinned((PARTS, DECODE_ROWS, 1 + self._words), np.int32)
+        self._parts, self._address = device.pinned((PARTS, rows, 1 + self._words), np.int32)
         self._used = 0
 
     def apply(self, logits: int, stride: int, masks: Sequence[tuple[int, np.ndarray]]) -> None:

@@ -13,7 +13,7 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.sample import PARAMS
 from engine.decode.device_params import pack_params, token_of
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 from engine.sampling.sampler import Sampler
 from engine.speculative.params import MODES
 
@@ -34,8 +34,8 @@ NOWHERE = Candidates(0, 0, 0)
 class Rows(NamedTuple):
     """Addresses of the rows of a step and of what it reads and prepares; see ``engine/cuda/accept.py``.
 
-    tokens, positions, sequences: int32 [16]; starts: int32 [17], the first row of each entry; history: int32 [slots, n_ctx],
-    which already contains the drafts.
+    tokens, positions, sequences: int32 [128]; starts: int32 [129], the first row of each entry; history: int32 [slots,
+    n_ctx], which already contains the drafts.
     """
 
     tokens: int
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 class DeviceSampler:
     """The memory of the kernels that choose tokens, and their launches.
 
-    One step: the logits of up to 16 rows of one or more answers become one token per row; the tokens that follow from each
+    One step: the logits of up to 128 rows of one or more answers become one token per row; the tokens that follow from each
     other are kept, and the last of each answer, its position and the tokens in between are stored where the next step reads
     them.  Each answer has a slot.  The host sets ``history`` and, with :meth:`begin`, the parameters of a slot.
 
@@ -68,8 +68,8 @@ class DeviceSampler:
         self.ring, self.ring_address = device.pinned((n_slots, ring_steps, RESULT_WORDS), np.int32)
         self.ring[...] = EMPTY
         self.params = device.allocate(PARAMS.itemsize * n_slots, "the samplers' parameters")
-        self.best = device.allocate(8 * sample.GROUPS * DECODE_ROWS, "the sampler's candidates")
-        self.found = device.allocate(4 * DECODE_ROWS, "the tokens found")
+        self.best = device.allocate(8 * sample.GROUPS * DECODE_ANSWERS, "the sampler's candidates")
+        self.found = device.allocate(4 * DECODE_ANSWERS, "the tokens found")
         self.step = device.allocate(4 * n_slots, "the number of steps")
         #: The number of results of each slot that have been taken.
         self.taken = [0] * n_slots

@@ -7,7 +7,7 @@ starts.  If a model on the same device computes drafts, its passes are the first
 its draft to device memory, where the next one and the target read it.
 
 A pass of one request has separate kernels for each number of rows.  Passes of several requests are *mixed*
-(``engine/arrays.py``) and padded to a few numbers of rows.
+(``engine/arrays.py``) and padded to a few numbers of rows, up to 128.  If there are more than 16 requests, none has drafts.
 
 A request with a grammar needs a mask for each token, which the host computes from the tokens before it.  A step with such a
 request is therefore two graphs: a pass, and the sampling of its tokens.  The pass is launched before the token of the
@@ -17,7 +17,7 @@ sampling.
 
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,7 +36,7 @@ from engine.decode.step_kind import masked
 from engine.decode.step_rows import StepRows
 from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
-from engine.limits import IN_FLIGHT
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS, IN_FLIGHT
 from engine.ops.model import AnyModel
 from engine.speculative.proposal import DeviceDraft
 
@@ -78,6 +78,9 @@ class DeviceSteps(ModelSteps):
         self._drafting: DeviceDrafts | None = None
         self._in_flight: deque[LaunchedBatch] = deque()
         self._masks: permit.Masks | None = None
+        #: The number of passes in flight of the request in each slot, and of their rows.
+        self._passes: Counter[int] = Counter()
+        self._rows_under_way: Counter[int] = Counter()
         #: The slots of requests that continue at another position than the device assumes.
         self._stray: set[int] = set()
         #: The sampling of the latest pass, until its masks are known.
@@ -132,6 +135,8 @@ class DeviceSteps(ModelSteps):
         graph, choice = self._graphs.of(requests, self._drafting if draft is not None else None)
         self._rows.place(requests)
         self._in_flight.append(LaunchedBatch(list(requests)))
+        for request in requests:
+            self._count(request, 1)
         graph.launch()
         self._left = choice
 
@@ -155,16 +160,15 @@ class DeviceSteps(ModelSteps):
             masks += [(row + i, mask) for i, mask in enumerate([*found, *nothing])]
         (graph, logits, stride), self._left = self._left, None
         if self._masks is None:
-            self._masks = permit.Masks(self._device, self._model.config.n_vocab)
+            rows = max(DECODE_ROWS, min(self._model.cache.n_sequences, DECODE_ANSWERS))
+            self._masks = permit.Masks(self._device, self._model.config.n_vocab, rows)
         self._masks.apply(logits, stride, masks)
         graph.launch()
 
     def _before_last_step(self, running: Running) -> list[int] | None:
         """Tokens before the newest step, after waiting for older ones; None if sampling failed."""
         slot, tokens = running.sequence.slot, running.known
-        for later in range(
-            sum(request.running is running for batch in self._in_flight for request in batch.requests) - 1
-        ):
+        for later in range(self._passes[slot] - 1):
             self._wait(slot, later)
             words = self._chooser.words(slot, later)
             if min(words) < 0:
@@ -174,12 +178,13 @@ class DeviceSteps(ModelSteps):
 
     def _under_way(self, running: Running) -> int:
         """The most tokens that a request can get from the steps in flight."""
-        return sum(
-            1 + len(request.proposal)
-            for batch in self._in_flight
-            for request in batch.requests
-            if request.running is running
-        )
+        return self._rows_under_way[running.sequence.slot]
+
+    def _count(self, request: InFlightRequest, passes: int) -> None:
+        """Note that the rows of a request are in flight, or, if ``passes`` is -1, no longer."""
+        slot, rows = request.running.sequence.slot, 1 + len(request.proposal)
+        self._passes[slot] += passes
+        self._rows_under_way[slot] += passes * rows
 
     def take(self) -> list[Step]:
         """Wait for the oldest pass in flight and return its results."""
@@ -190,7 +195,8 @@ class DeviceSteps(ModelSteps):
                 self.choose()  # without waiting
         batch = self._in_flight[0]
         steps = [self._taken(request, batch) for request in batch.requests]
-        self._in_flight.popleft()
+        for request in self._in_flight.popleft().requests:
+            self._count(request, -1)
         return steps
 
     def _wait(self, slot: int, later: int = 0) -> None:
@@ -263,6 +269,7 @@ class DeviceSteps(ModelSteps):
         for sequence in (running.sequence, drafts):
             if sequence is not None:
                 sequence.overwrite(len(running.known) - 1 + under_way)
+        self._passes[running.sequence.slot] = self._rows_under_way[running.sequence.slot] = 0
         for batch in self._in_flight:
             batch.requests = [request for request in batch.requests if request.running is not running]
         self._in_flight = deque(batch for batch in self._in_flight if batch.requests)

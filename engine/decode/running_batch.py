@@ -41,8 +41,13 @@ class RunningBatch:
 
     @property
     def decode_rows(self) -> int:
-        """The most rows of a decode batch."""
+        """The most rows of a decode batch with drafts."""
         return self.model.ops.decode_rows
+
+    @property
+    def decode_answers(self) -> int:
+        """The most answers of a decode batch; with more of them than ``decode_rows``, none has drafts."""
+        return self.model.decode_answers
 
     @contextmanager
     def waiting(self, on_wait: Callable[[], None] | None) -> Iterator[None]:
@@ -185,7 +190,7 @@ class RunningBatch:
                 groups.append([running])
                 continue
             kind = id(running.steps)
-            if kind not in shared or len(shared[kind]) == self.decode_rows:
+            if kind not in shared or len(shared[kind]) == self.decode_answers:
                 shared[kind] = []
                 groups.append(shared[kind])
             shared[kind].append(running)
@@ -199,7 +204,7 @@ class RunningBatch:
         rows = 0
         for i, running in enumerate(sorted(group, key=lambda running: running.request.masked)):
             # Each may draft as much as the others, and what those before it have left.
-            room = self.decode_rows * (i + 1) // len(group) - rows - 1
+            room = max(0, self.decode_rows * (i + 1) // len(group) - rows - 1)
             if running.request.masked and any(each.proposal.device_draft is not None for each in batch):
                 room = 0  # drafts of the device replace those of the host, and masks cannot be made for them
             try:

@@ -21,7 +21,7 @@ class Slots(Sequence[Slot]):
     """
 
     def __init__(self, slots: Sequence[Slot], cache: KVCache, decode_rows: int) -> None:
-        """decode_rows: the most rows of a decode batch."""
+        """decode_rows: the most rows of an answer in a decode batch."""
         self.current = slots[0]
         self.reread: str | None = None
         self._slots = list(slots)

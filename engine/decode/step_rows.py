@@ -9,7 +9,7 @@ from engine.cuda.runtime.plans import padded
 from engine.decode.device_sampler import Rows
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.running import InFlightRequest
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 
 LAYOUTS = 16
 """The number of row layouts in pinned memory: more than the number of passes in flight."""
@@ -28,7 +28,7 @@ class StepRows:
         #: The position of the last sampled token of each request, int32 [slots].
         self.at = ops.zeros((n_slots,), np.int32)
         #: The first row of each entry: in the latest layout, and, as row n of a table, for a single entry of n rows.
-        self._starts = ops.zeros((DECODE_ROWS + 1,), np.int32)
+        self._starts = ops.zeros((DECODE_ANSWERS + 1,), np.int32)
         self._alone = ops.upload(np.array([[0] + DECODE_ROWS * [n] for n in range(DECODE_ROWS + 1)], np.int32))
         self._layouts, self._layouts_address = ops.device.pinned((LAYOUTS, accept.LAYOUT), np.int32)
         self._n_layouts = 0
@@ -62,7 +62,9 @@ class StepRows:
         )
         ops = self._ops
         arrays = self.at, self.history, ops.tokens, ops.positions, ops.sequences, self._starts
-        self._device.launch(accept.lay_out(), 1, 32, [address, self._n_ctx, *(array.address for array in arrays)])
+        self._device.launch(
+            accept.lay_out(), 1, accept.LAY_OUT_THREADS, [address, self._n_ctx, *(array.address for array in arrays)]
+        )
         self._placed = wanted
 
     def addresses(self, rows: int, mixed: bool) -> Rows:

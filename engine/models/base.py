@@ -341,6 +341,11 @@ class Model(Loader):
         taps = {il: np.empty((batch.rows, config.n_embd), np.float32) for il in config.taps if il < config.n_layer}
         return StagedPass(stages, batch, told, n_logits, self._buffers, note, taps)
 
+    @property
+    def decode_answers(self) -> int:
+        """The most answers of a decode batch.  The stages of a divided model exchange the rows of smaller batches."""
+        return self.ops.decode_rows if self.stages else self.ops.decode_answers
+
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.
 

@@ -39,7 +39,9 @@ def context_bytes(
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp and (placement is None or placement.last is ops):
         cache += drafting_bytes(config, most, rewind, n_sequences)
-    return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
+    divided = placement is not None and len(placement.devices) > 1
+    batch = 0 if divided else batch_bytes(config, ops, n_sequences)
+    return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most) + batch
 
 
 def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -> int:
@@ -49,6 +51,19 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
     scores = max(mixer.score_bytes(n_ctx) for mixer in mixers)
     # Passes of less than an eighth of the rows have memory of their own for scores (``engine/cpu/runtime/pool.py``).
     return scratch + rows * (row_bytes(config) + scores + scores // 7)
+
+
+def batch_bytes(config: ModelConfig, ops: AnyOperations, n_sequences: int) -> int:
+    """An estimate of the memory in bytes for decode batches of more answers than have drafts, besides the passes that read
+    prompts; 0 if there are none.
+
+    n_sequences: the number of sequences.
+    """
+    answers = min(n_sequences, ops.decode_answers)
+    if answers <= ops.decode_rows:
+        return 0
+    # The logits of smaller batches stay in memory of their own.
+    return ops.padded_rows(answers, True) * (row_bytes(config) + 2 * 4 * config.n_vocab)
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:

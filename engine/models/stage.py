@@ -126,6 +126,7 @@ class Stage:
         self._is_first = is_first
         #: The maximum number of rows that the backend reads at a time.
         self.prompt_rows = inputs.rows
+        self.decode_answers = self.ops.decode_rows
         begun = (part.layer for part in self.parts if part.begins(model.config))
         self._tapped = [il for il in begun if il in inputs.taps]
 

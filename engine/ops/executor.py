@@ -46,7 +46,10 @@ class Executor(Protocol[A]):
     """The maximum number of rows in a pass that reads a prompt.  A model may use fewer."""
 
     decode_rows: int
-    """The maximum number of rows in a decode batch, for all answers that it continues and their drafts."""
+    """The maximum number of rows in a decode batch with drafts, for all answers that it continues."""
+
+    decode_answers: int
+    """The maximum number of answers in a decode batch.  If there are more than ``decode_rows``, each has a single row."""
 
     splits: bool
     """Whether prefill passes are split into several pieces (``split``)."""

@@ -33,6 +33,10 @@ class Recordable(Protocol[A]):
     def reads_together(self) -> bool:
         """Whether a pass may read prompts of several sequences, and so have ``Batch.runs`` and ``Batch.ends``."""
 
+    @property
+    def decode_answers(self) -> int:
+        """The maximum number of answers in a decode batch, at most ``Operations.decode_answers``."""
+
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:
         """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
         float32 [n_logits, n_vocab], or None."""

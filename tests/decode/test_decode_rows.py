@@ -1,4 +1,4 @@
-"""Decode batches of 32 rows: only an attribute of the backend says how many rows they have."""
+"""Decode batches of many answers, and with drafts in many rows: only attributes of the backend say how many they have."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +31,11 @@ KINDS = {
 }
 """Shapes of models and of what drafts for them; the hybrid and the latents have a layer that drafts."""
 
-USUAL, ROWS = 16, 32
-"""The most rows of a decode batch, and the number that is tried."""
+ANSWERS = 40
+"""Answers of a batch: more than may have drafts."""
+
+ROWS = 32
+"""The most rows of a batch with drafts that is tried; usually it is 16."""
 
 COUNT = 12
 """Tokens of each answer."""
@@ -41,12 +44,13 @@ DRAFTED = 8
 """Answers with drafts: each has up to ROWS / DRAFTED rows in a batch."""
 
 
-def load(path: Path, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> engine.LLM:
-    """A random model on a backend whose decode batches have up to ``rows`` rows."""
-    monkeypatch.setattr(Backend, "decode_rows", rows)
+def load(path: Path, kind: str, rows: int = 16) -> engine.LLM:
+    """A random model on a backend whose decode batches with drafts have up to ``rows`` rows."""
     files = [make_model(path / f"{shape}.gguf", shape, "Q8_0") for shape in KINDS[kind] if shape]
     draft = files[1] if len(files) > 1 else None
-    return engine.load(files[0], device="cpu", n_ctx=256, n_threads=2, batch_size=8, parallel=ROWS, draft_model=draft)
+    return engine.load(
+        files[0], device="cpu", n_ctx=256, n_threads=2, batch_size=8, parallel=ANSWERS, draft_model=draft
+    )
 
 
 class Script(Speculation):
@@ -70,16 +74,20 @@ class Script(Speculation):
         return Proposal(drafts, source="lookup") if drafts else NOTHING
 
 
+Answer = tuple[list[int], list[bytes]]
+"""The tokens of an answer, and the logits that each was chosen from."""
+
+
 def answers(
-    llm: engine.LLM, prompts: Sequence[list[int]], expected: Sequence[list[int]] | None = None
-) -> tuple[list[list[int]], list[int]]:
+    llm: engine.LLM, prompts: Sequence[list[int]], expected: Sequence[Answer] | None = None
+) -> tuple[list[Answer], list[int]]:
     """The answers to some prompts, which begin to decode at the same time, and the rows of each batch from then on.
     expected: the answers, if they are drafted."""
     llm.reset()
     requests = []
     for i, ids in enumerate(prompts):
         sampler = Sampler(SamplerParams(temperature=0.8 * (i % 2), seed=i), llm.config.n_vocab)
-        script = Script(llm, sampler, ids + expected[i]) if expected is not None else None
+        script = Script(llm, sampler, ids + expected[i][0]) if expected is not None else None
         request = Request(ids, sampler, COUNT, script)
         requests.append(request)
         llm.core.submit(request)
@@ -103,27 +111,42 @@ def answers(
     finally:
         del ops.run
     llm.check_pages()
-    return [[token for token, _ in request.items] for request in requests], rows
+    items = [list(zip(*request.items, strict=True)) for request in requests]
+    return [([*tokens], [row.tobytes() for row in logits]) for tokens, logits in items], rows
 
 
 @pytest.mark.parametrize("kind", few(KINDS, 2))
-def test_batches_of_32_rows(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens of 32 answers in one batch are those of two batches; so are those of fewer answers with drafts, of which
-    some are refused, where windows pass pages, states are rolled back, and blocks of positions are complete."""
-    with load(tmp_path, kind, USUAL, monkeypatch) as llm:
+def test_many_answers_of_a_batch(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 answers in each batch have the tokens and the logits of batches of a single one, where windows pass pages, states
+    and blocks of positions are complete, and pages are used again."""
+    with load(tmp_path, kind) as llm:
         random, n_vocab = np.random.default_rng(1), llm.config.n_vocab
-        prompts = [random.integers(0, n_vocab - 3, int(n)).tolist() for n in random.integers(2, 90, ROWS)]
+        prompts = [random.integers(0, n_vocab - 3, int(n)).tolist() for n in random.integers(2, 90, ANSWERS)]
+        monkeypatch.setattr(Backend, "decode_answers", 1)
         expected, rows = answers(llm, prompts)
-        assert [len(ids) for ids in expected] == [COUNT] * ROWS
-        assert rows == [USUAL] * (ROWS // USUAL * (COUNT - 2))  # the first two tokens come before all run
-        rewind = llm.cache.rewind
-    with load(tmp_path, kind, ROWS, monkeypatch) as llm:
+        assert [len(tokens) for tokens, _ in expected] == [COUNT] * ANSWERS
+        assert rows == [1] * (ANSWERS * (COUNT - 2))  # the first two tokens come before all run
+        monkeypatch.undo()
         found, rows = answers(llm, prompts)
         assert found == expected
-        assert rows == [ROWS] * (COUNT - 2)
+        assert rows == [ANSWERS] * (COUNT - 2)
+
+
+@pytest.mark.parametrize("kind", few(KINDS, 2))
+def test_batches_of_32_rows_with_drafts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers with drafts, of which some are refused, where windows pass pages, states are rolled back, and blocks of
+    positions are complete."""
+    with load(tmp_path, kind) as llm:
+        random, n_vocab = np.random.default_rng(1), llm.config.n_vocab
+        prompts = [random.integers(0, n_vocab - 3, int(n)).tolist() for n in random.integers(2, 90, DRAFTED)]
+        expected, rows = answers(llm, prompts)
+        assert rows == [DRAFTED] * (COUNT - 2)
+        rewind = llm.cache.rewind
+    monkeypatch.setattr(Backend, "decode_rows", ROWS)
+    with load(tmp_path, kind) as llm:
         assert llm.cache.rewind >= rewind
-        drafted, rows = answers(llm, prompts[:DRAFTED], expected[:DRAFTED])
-        assert drafted == expected[:DRAFTED]
+        drafted, rows = answers(llm, prompts, expected)
+        assert drafted == expected
         # More rows than answers without drafts, and than a usual batch; and fewer batches than tokens.
         assert max(rows) == ROWS and len(rows) < COUNT - 2
         assert sum(rows) > DRAFTED * (COUNT - 2)  # drafts were refused

@@ -40,6 +40,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device, high_half, low_half
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.errors import DeviceError
@@ -51,7 +52,7 @@ U = np.uint32
 MAX_HEAD = 256
 """The largest d_k and d_v."""
 MAX_ROWS = 32
-"""Rows of a pass: each lane of a warp reads the position of one."""
+"""Rows of a sequence in a pass: each lane of a warp reads the position of one."""
 PITCH = CHUNK + 4
 """Words from one pair of key dimensions to the next in shared memory: 64 plus four, so that a warp that stores vectors of two
 pairs uses every bank."""
@@ -60,6 +61,9 @@ SPAN = 16
 SHARED_WORDS = 48 * 1024 // 4
 MOST_TASKS = 8
 """(row, head) pairs of a block."""
+MOST_SCRATCH = 32 << 20
+"""Bytes that a launch for more rows of several sequences than narrow kernels take writes for ``combine``, unless it has only
+as many rows as they take."""
 FEW_PARTIALS = 128
 """The most chunks of a single row that are joined and quantized in one kernel."""
 AMENDED = 8
@@ -127,6 +131,15 @@ def scratch(rows: int, n_head: int, d_v: int, n_partials: int) -> tuple[int, int
     return 2 * pairs, pairs * padded(d_v)
 
 
+def rows_at_once(rows: int, n_head: int, d_v: int, n_partials: int, mixed: bool) -> int:
+    """The rows of a launch in a pass of more rows than narrow kernels take: as many as these; in a mixed pass, where a block
+    has pairs of a single row, as many times 1, 2, 4 and so on as ``MOST_SCRATCH`` suffices for."""
+    most = NARROW_ROWS
+    while mixed and 2 * most <= rows and 4 * sum(scratch(2 * most, n_head, d_v, n_partials)) <= MOST_SCRATCH:
+        most *= 2
+    return most
+
+
 def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:
     """Whether the kernel of this file serves such a cache; ``engine/cuda/attention/direct.py`` serves all others."""
     return k_type == v_type and not k_type.quantized and max(d_k, d_v) <= MAX_HEAD
@@ -165,8 +178,8 @@ def geometry(
         raise DeviceError(
             f'attention on a GPU takes heads of an even size up to {MAX_HEAD}, not {d_k} and {d_v}; use device="cpu".'
         )
-    if rows > MAX_ROWS:
-        raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
+    if rows > MAX_ROWS and not mixed:
+        raise ValueError(f"at most {MAX_ROWS} rows of a sequence, not {rows}")
     group = n_head // n_head_kv
     single = mixed or rows == 1
     tasks = tasks or _tasks(group if single else rows * group, d_k, d_v, half)

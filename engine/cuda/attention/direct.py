@@ -97,8 +97,8 @@ def geometry(
                 f"attention on a GPU takes {of.name} heads of a multiple of {multiple} up to {MAX_HEAD}, not {d}; "
                 'use device="cpu", or another cache type (cache_type=...).'
             )
-    if rows > MAX_ROWS:
-        raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
+    if rows > MAX_ROWS and not mixed:
+        raise ValueError(f"at most {MAX_ROWS} rows of a sequence, not {rows}")
     group, single = n_head // n_head_kv, mixed or rows == 1
     tasks = tasks or min(PAIRS, 1 << ((group if single else rows * group) - 1).bit_length())
     parts = parts_of(rows, group, tasks, mixed)

@@ -99,8 +99,8 @@ def geometry(
     multiplied by the sigmoid of a gate; ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may
     belong to several sequences; ``cap``: of scores, 0 for none; ``spans``: rows have spans in place of last positions.
     """
-    if rows > MAX_ROWS:
-        raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
+    if rows > MAX_ROWS and not mixed:
+        raise ValueError(f"at most {MAX_ROWS} rows of a sequence, not {rows}")
     group, block = n_head // n_head_kv, CACHE_TYPES[name].block(d_v)
     parts = parts_of(rows, group, PAIRS, mixed)
     resident = resident_of(name, d_k, d_v, shared)

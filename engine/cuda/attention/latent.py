@@ -86,8 +86,8 @@ def geometry(
     ``listed``: rows have lists of chosen positions, and each is computed by the kernel of a single row.
     Raises DeviceError for sizes that the kernel does not support.
     """
-    if rows > MAX_ROWS:
-        raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
+    if rows > MAX_ROWS and not mixed:
+        raise ValueError(f"at most {MAX_ROWS} rows of a sequence, not {rows}")
     alone = rows if mixed or listed else 1
     own_rows = rows // alone
     of = layout(half, rank, n_rope, own_rows * n_head, shared, listed=listed)

@@ -11,7 +11,7 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents
 from engine.cuda.attention import tiled
 from engine.cuda.products.heads import HeadProducts
-from engine.cuda.rows import NARROW_ROWS
+from engine.cuda.rows import NARROW_ROWS, groups
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.cuda.runtime.values import Attended
@@ -56,9 +56,9 @@ def attend(
     mixed: bool,
     chosen: Tensor | None,
 ) -> Attended:
-    """Record attention of queries over the cache up to ``positions``, of at most ``NARROW_ROWS`` rows; unless they are
-    ``mixed``, all belong to sequence sequences[0].  If positions are ``chosen``, each row attends to those of its own up to
-    number ``positions``.  The chunks of the result [rows, n_head * rank] are joined when it is used."""
+    """Record attention of queries over the cache up to ``positions``, of at most ``NARROW_ROWS`` rows unless they are
+    ``mixed``; if not, all belong to sequence sequences[0].  If positions are ``chosen``, each row attends to those of its own
+    up to number ``positions``.  The chunks of the result [rows, n_head * rank] are joined when it is used."""
     rows, stride, device, listed = positions.size, cache.table.shape[1], recorder.device, chosen is not None
     top_k = chosen.shape[1] if chosen is not None else 0
     partials = min(stride, -(-top_k // CHUNK)) if listed else stride
@@ -97,9 +97,8 @@ def attend_wide(
         sizes_of = rows, cache.pages, cache.table.shape[1]
         recorder.launch(kernel, grid, block, (*places, *sizes_of, 0, latent.scale), result=out)
         return out
-    # Narrow kernels, some rows at a time.  The last group overlaps the one before it, so that all use the same kernel.
-    for start in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
-        part = slice(start, start + NARROW_ROWS)
+    # Narrow kernels, some rows at a time.
+    for part in groups(rows, attention.rows_at_once(rows, n_head, rank, cache.table.shape[1], batch.mixed)):
         # Without a name, which would keep the memory of its chunks while the next group takes as much again.
         sequences = batch.sequences[part] if batch.mixed else batch.sequences
         given = query[part], cache, positions[part], sequences, batch.mixed, None if chosen is None else chosen[part]

@@ -13,7 +13,7 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
 from engine.cuda.attention import tiled as tiled_attention
-from engine.cuda.rows import NARROW_ROWS
+from engine.cuda.rows import NARROW_ROWS, groups
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
 from engine.cuda.runtime.values import Attended
@@ -157,9 +157,9 @@ def attend_wide(
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
         recorder.launch(kernel, grid, block, (*given, *read, *numbers, heads.scale), result=out)
         return out
-    # Narrow kernels, some rows at a time.  The last group overlaps the one before it, so that all use the same kernel.
-    for first in (*range(0, rows - NARROW_ROWS, NARROW_ROWS), rows - NARROW_ROWS):
-        part = slice(first, first + NARROW_ROWS)
+    # Narrow kernels, some rows at a time.
+    partials = attention.partials(cache.table.shape[1] * CHUNK, window)
+    for part in groups(rows, attention.rows_at_once(rows, heads.n_head, cache.d_v, partials, batch.mixed)):
         sequences = batch.sequences[part] if batch.mixed else batch.sequences
         own = replace(batch, positions=batch.positions[part], sequences=sequences)
         of_part = tuple(x[part] for x in query), None, cache, own, places[part], window, gate[part] if gate else None

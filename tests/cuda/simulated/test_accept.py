@@ -16,7 +16,7 @@ from engine.cuda import accept, sample
 from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
 from engine.cuda.runtime.simulator import run
 from engine.decode.device_params import pack_params
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import MODES
 from tests.tiers import few
@@ -84,15 +84,15 @@ class Step:
     def run(self, mode: str, done: int = 0) -> list[int]:
         """The tokens of the step, by the kernel; everything that it writes is checked."""
         rows = len(self.found)
-        found = np.full(DECODE_ROWS, 3, np.int32)
+        found = np.full(DECODE_ANSWERS, 3, np.int32)
         found[:rows] = self.found
-        tokens = np.full(DECODE_ROWS, 3, np.int32)
+        tokens = np.full(DECODE_ANSWERS, 3, np.int32)
         tokens[1:rows] = self.drafts
-        positions = self.at + np.arange(DECODE_ROWS, dtype=np.int32)
+        positions = self.at + np.arange(DECODE_ANSWERS, dtype=np.int32)
         history, certain = np.full(N_CTX, -99, np.int32), np.array([self.at], np.int32)
         ring, step = np.full((RING_STEPS, RESULT_WORDS), EMPTY, np.int32), np.array([done], np.int32)
         params = pack_params(Sampler(SamplerParams(seed=self.seed), N_VOCAB), self.p_accept)
-        starts, slots = np.array([0, rows], np.int32), np.zeros(DECODE_ROWS, np.int32)
+        starts, slots = np.array([0, rows], np.int32), np.zeros(DECODE_ANSWERS, np.int32)
         state = [found, starts, N_CTX, tokens, positions, slots, history, certain, ring, ring, RING_STEPS, step, params]
         run(accept.accept(mode), 1, 32 if mode == "exact" else MOST_K, [*state, *self.lists(mode)], seed=done)
 
@@ -108,7 +108,7 @@ class Step:
         expected[self.at + 1 : self.at + 1 + len(inside)] = inside
         assert np.array_equal(history, expected)
         moved = self.at + count if self.at + count < N_CTX else self.at
-        assert np.array_equal(positions, moved + np.arange(DECODE_ROWS))
+        assert np.array_equal(positions[:DECODE_ROWS], moved + np.arange(DECODE_ROWS))
         assert certain[0] == moved
         return words
 
@@ -287,8 +287,7 @@ def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entri
     with each step alone (:meth:`Step.expected`).  Rows and entries that are not used are padding."""
     starts = np.cumsum([0] + [len(step.found) for step in steps] + [0] * (entries - len(steps))).astype(np.int32)
     used = starts[-1]
-    found, tokens, positions = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
-    sequences = np.full(DECODE_ROWS, -99, np.int32)
+    found, tokens, positions, sequences = (np.full(DECODE_ANSWERS, -99, np.int32) for _ in range(4))
     target, source = Lists(), Lists()
     params, done = np.zeros(n_slots, sample.PARAMS), np.arange(3, 3 + n_slots, dtype=np.int32)
     for step, slot, start in zip(steps, slots, starts, strict=False):
@@ -322,7 +321,7 @@ def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entri
         assert np.array_equal(array, expected)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (3, 1, 5), (1,) * 16, (4, 5, 1, 6), (2,)])
+@pytest.mark.parametrize("sizes", [(1, 2), (3, 1, 5), (1,) * 16, (4, 5, 1, 6), (2,), (1,) * DECODE_ANSWERS, (1,) * 37])
 def test_exact_of_several_answers(sizes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(len(sizes))
     steps = []
@@ -332,7 +331,7 @@ def test_exact_of_several_answers(sizes: tuple[int, ...]) -> None:
         steps.append(Step(found, drafts, at=int(rng.integers(20))))
     steps[-1].found[0] = sample.NAN
     slots = rng.permutation(len(sizes) + 2)[: len(sizes)].tolist()
-    together("exact", steps, slots, len(sizes) + 2, min(DECODE_ROWS, len(sizes) + 2))
+    together("exact", steps, slots, len(sizes) + 2, min(DECODE_ANSWERS, len(sizes) + 2))
 
 
 @pytest.mark.parametrize("mode", ["ratio", "p-min"])
@@ -361,11 +360,11 @@ Entry = tuple[int, int, list[int]]
 
 
 def lay_out(entries: list[Entry], at: list[int], history: np.ndarray) -> list[tuple[int, int, int]]:
-    """(token, position, slot) of 16 rows, by the kernel, of answers whose last sampled tokens are at positions ``at``, by
+    """(token, position, slot) of 128 rows, by the kernel, of answers whose last sampled tokens are at positions ``at``, by
     slot.  The drafts are checked in ``history``, which also changes, and the first rows of entries."""
     layout = np.full(accept.LAYOUT, 999, np.int32)
     accept.write_layout(layout, entries)
-    tokens, positions, sequences, starts = (np.full(DECODE_ROWS + 1, -99, np.int32) for _ in range(4))
+    tokens, positions, sequences, starts = (np.full(DECODE_ANSWERS + 1, -99, np.int32) for _ in range(4))
     expected, certain = history.copy(), np.array(at, np.int32)
     for slot, _, drafts in entries:
         end = min(at[slot] + 1 + len(drafts), N_CTX)
@@ -373,12 +372,14 @@ def lay_out(entries: list[Entry], at: list[int], history: np.ndarray) -> list[tu
     run(
         accept.lay_out(),
         1,
-        32,
+        accept.LAY_OUT_THREADS,
         [layout, N_CTX, certain, history, tokens, positions, sequences, starts],
         seed=len(entries),
     )
     assert np.array_equal(history, expected) and certain.tolist() == at
-    assert starts.tolist() == np.cumsum([0, *(n for _, n, _ in entries), *[0] * (DECODE_ROWS - len(entries))]).tolist()
+    assert (
+        starts.tolist() == np.cumsum([0, *(n for _, n, _ in entries), *[0] * (DECODE_ANSWERS - len(entries))]).tolist()
+    )
     assert tokens[-1] == positions[-1] == sequences[-1] == -99
     return list(zip(*(array[:-1].tolist() for array in (tokens, positions, sequences)), strict=True))
 
@@ -393,11 +394,11 @@ def histories(n_slots: int = 4) -> np.ndarray:
     [(0, 1, 3), (1, 2, 3), (15, 16, 3), (5, 6, N_CTX - 3), (0, 4, 3), (0, 16, N_CTX - 1), (0, 1, 0)],
 )
 def test_lay_out(n: int, rows: int, at: int) -> None:
-    """An answer with drafts of the host or rows for those of a model: all 16 rows get their positions, which stop at the end
+    """An answer with drafts of the host or rows for those of a model: all rows get their positions, which stop at the end
     of the context, as drafts do."""
     drafts = list(range(950, 950 + n))
     found = lay_out([(2, rows, drafts)], [7, 7, at, 7], histories())
-    tokens = [201 + at, *drafts, *[drafts[-1] if drafts else 0] * (DECODE_ROWS - 1 - n)]
+    tokens = [201 + at, *drafts, *[drafts[-1] if drafts else 0] * (DECODE_ANSWERS - 1 - n)]
     assert found == [(token, min(at + i, N_CTX - 1), 2) for i, token in enumerate(tokens)]
 
 
@@ -418,14 +419,16 @@ def test_lay_out_for_several_answers(entries: list[Entry]) -> None:
     for slot, n, drafts in entries:
         tokens = [100 * slot + 1 + at[slot], *drafts, *[0] * (n - 1 - len(drafts))]
         expected += [(token, min(at[slot] + i, N_CTX - 1), slot) for i, token in enumerate(tokens)]
-    expected += [expected[-1]] * (DECODE_ROWS - len(expected))
+    expected += [expected[-1]] * (DECODE_ANSWERS - len(expected))
     assert lay_out(entries, at, histories()) == expected
 
 
-def test_lay_out_for_sixteen_answers() -> None:
-    at, slots = list(range(DECODE_ROWS)), np.random.default_rng(1).permutation(DECODE_ROWS).tolist()
-    found = lay_out([(slot, 1, []) for slot in slots], at, histories(DECODE_ROWS))
-    assert found == [(101 * slot + 1, slot, slot) for slot in slots]
+@pytest.mark.parametrize("n", [DECODE_ROWS, 100, DECODE_ANSWERS])
+def test_lay_out_for_many_answers(n: int) -> None:
+    at, slots = [slot % N_CTX for slot in range(n)], np.random.default_rng(1).permutation(n).tolist()
+    found = lay_out([(slot, 1, []) for slot in slots], at, histories(n))
+    slots += slots[-1:] * (DECODE_ANSWERS - n)
+    assert found == [(100 * slot + at[slot] + 1, at[slot], slot) for slot in slots]
 
 
 # --- drafts ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Decode passes of more answers than have drafts, by whole models on a simulated GPU: the bits of the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine.arrays import Batch
+from engine.cuda import indexer
+from engine.synthetic.model import make_model
+from tests.cuda.simulated.device import use_simulated
+from tests.cuda.simulated.test_parity import SHAPES
+from tests.tiers import few
+
+ANSWERS = 17
+"""Answers of a pass, which is padded to 32 rows."""
+
+BEGUN = {0: 15, 1: 1}
+"""Tokens that some sequences hold before: the first one completes a segment of recurrent layers, and begins another."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("architecture", "cache_type"),
+    few(
+        [
+            ("qwen35moe", "f16"),
+            ("qwen3", "i8"),
+            ("gpt-oss", "f16"),
+            ("gemma3", "q8_0"),
+            ("deepseek2", "f16"),
+            ("deepseek32", "f16"),
+            ("deepseek4", "f16"),
+            ("lfm2", "f32"),
+            ("kimi-linear", "f16"),
+            ("granitehybrid", "f16"),
+            ("gemma3n", "f16"),
+            ("llama4", "f16"),
+        ]
+    ),
+)
+def test_passes_of_many_answers(
+    architecture: str, cache_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_simulated(monkeypatch)
+    monkeypatch.setattr(indexer, "THREADS", 32)
+    path = make_model(tmp_path / "a.gguf", SHAPES[architecture], "Q8_0")
+    cpu, gpu = (
+        engine.load(path, device=device, n_ctx=32, n_threads=1, cache_type=cache_type, parallel=ANSWERS)
+        for device in ("cpu", "cuda")
+    )
+    rng = np.random.default_rng(1)
+    known = [rng.integers(0, cpu.config.n_vocab, 20).tolist() for _ in range(ANSWERS)]
+    passes = [BEGUN, *[dict.fromkeys(range(ANSWERS), 1)] * 2]
+    for counts in passes:
+        found = []
+        for llm in (cpu, gpu):
+            sequences = [llm.model.sequences[slot] for slot in counts]
+            parts = [
+                (sequence, known[sequence.slot][sequence.length :][:count])
+                for sequence, count in zip(sequences, counts.values(), strict=True)
+            ]
+            found.append(llm.model.step(parts))
+            for sequence, tokens in parts:
+                sequence.commit(tokens)
+                sequence.settle()
+        for ours, theirs in zip(*found, strict=True):
+            assert np.isfinite(ours).all()
+            assert ours.tobytes() == theirs.tobytes()
+    for llm in (cpu, gpu):
+        llm.reset()
+        llm.check_pages()
+
+
+def test_the_rows_of_a_sequence() -> None:
+    """A decode pass of many rows of several sequences has a single one of each."""
+    rows = {n: np.zeros(n, np.int32) for n in (16, 17)}
+    assert [Batch(x, x, x, mixed).run_rows for mixed in (False, True) for x in rows.values()] == [16, 17, 16, 1]
