@@ -50,7 +50,11 @@ def backend() -> Any:
 
 def microseconds(ops: Any, work: Callable[[], object], count: int) -> float:
     """The time, in microseconds, of one of the ``count`` operations that ``work`` requests from the backend."""
-    plan = ops.record(work)
+    return plan_microseconds(ops, ops.record(work), count)
+
+
+def plan_microseconds(ops: Any, plan: Any, count: int) -> float:
+    """The time, in microseconds, of one of the ``count`` operations of a recorded pass."""
     ops.capture(plan)
     seconds = []
     for _ in range(ROUNDS):

@@ -106,7 +106,7 @@ def _registers(first: int, n: int) -> str:
     return ",".join(f"${k}" for k in range(first, first + n))
 
 
-def make_plane_products(columns: int, shift: int, signed: bool) -> Callable[..., None]:
+def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2) -> Callable[..., None]:
     """The atom plane_products(planes, p, i, dots): dots int32 [columns / 2] = 2**shift * (high plane * x) + low plane * x.
 
     All threads of a warpgroup call it, without a divergence within a warp.  Each of its warps multiplies 16 weight rows with
@@ -118,28 +118,28 @@ def make_plane_products(columns: int, shift: int, signed: bool) -> Callable[...,
     dots: lane 4 g + t gets rows g, g, g + 8, g + 8 with columns 8 n + 2 t, 8 n + 2 t + 1, 8 n + 2 t, 8 n + 2 t + 1 in
         dots[4 n : 4 n + 4].
 
-    The columns are two groups with sums of their own, so that while those of one are shifted, the tensor cores compute the
-    other.  A product of 32 positions is a ``wgmma`` of 64 rows and half of the columns.
+    The columns are ``groups`` with sums of their own, so that while those of one are shifted, the tensor cores compute the
+    others.  A product of 32 positions is a ``wgmma`` of 64 rows and the columns of a group.
     """
-    n_dots, half, words = columns // 2, columns // 2, columns // 4
+    n_dots, own, words = columns // 2, columns // groups, columns // groups // 2
     low_word = n_dots + 64
-    product = f"wgmma.mma_async.sync.aligned.m64n{half}k32.s32.{'s8' if signed else 'u8'}.s8"
+    product = f"wgmma.mma_async.sync.aligned.m64n{own}k32.s32.{'s8' if signed else 'u8'}.s8"
     apart = 4 * 16 * CORE_WORDS // 16  # units of 16 bytes from 8 columns to the next
     lines = ["{ .reg .pred p; .reg .b64 x; .reg .b32 y;", "wgmma.fence.sync.aligned;"]
 
     def issue(plane: int, group: int) -> None:
         for j in range(8):
             first = n_dots + 32 * plane + 4 * j
-            at = 4 * 2 * CORE_WORDS // 16 * j + group * (half // 8) * apart
+            at = 4 * 2 * CORE_WORDS // 16 * j + group * (own // 8) * apart
             lines.append(f"add.u32 y, ${low_word}, {at}; mov.b64 x, {{y, {apart}}};")
             lines.append(f"setp.ne.b32 p, {int(plane > 0 or j > 0)}, 0;")
             lines.append(f"{product} {{{_registers(words * group, words)}}}, {{{_registers(first, 4)}}}, x, p;")
         lines.append("wgmma.commit_group.sync.aligned;")
 
-    issue(0, 0)
-    issue(0, 1)
-    for group in range(2):
-        lines.append("wgmma.wait_group.sync.aligned 1;")
+    for group in range(groups):
+        issue(0, group)
+    for group in range(groups):
+        lines.append(f"wgmma.wait_group.sync.aligned {groups - 1};")
         lines.extend(f"shl.b32 ${k}, ${k}, {shift};" for k in range(words * group, words * (group + 1)))
         lines.append("wgmma.fence.sync.aligned;")
         issue(1, group)

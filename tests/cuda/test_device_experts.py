@@ -75,3 +75,17 @@ def test_kinds(gpu: Any, cpu: Any, kind: str) -> None:
         given = x, residual, norm, tokens
         (found,) = computed(gpu, mixed, gpu, held, *(gpu.upload(array) for array in given))
         same(found, mixed(cpu, experts, *given), f"{kind}, {rows} rows: ")
+
+
+@pytest.mark.parametrize("formats", together("experts of warpgroups", ["Q4_K Q4_K Q6_K", "Q5_K Q6_K Q4_K"]))
+def test_many_pairs(gpu: Any, cpu: Any, formats: str) -> None:
+    """Experts with many pairs, others with few or none."""
+    n_expert, n_embd, n_ff, rng = 12, 768, 1280, np.random.default_rng(0)
+    shares = np.array([0.3, 0.25, 0.2, 0.1, 0.06, 0.04, 0.03, 0.015, 0.004, 0.001, 0, 0])
+    experts = random_experts(matrix, formats, (n_expert, 2, n_embd, n_ff))
+    held = on_device(gpu, experts)
+    for rows in (17, 60, 900):
+        ids = np.array([rng.choice(n_expert, 2, False, shares) for _ in range(rows)], np.int32)
+        given = activations(rows, n_embd), ids, rng.random((rows, 2)).astype(np.float32)
+        (found,) = computed(gpu, gpu.sum_experts, held, *(gpu.upload(array) for array in given))
+        same(found, cpu.sum_experts(experts, *given), f"{formats}, {rows} rows: ")

@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from engine.cuda.products import matmul as kernels
-from engine.cuda.products import warpgroup_matmul, wide_matmul
+from engine.cuda.products import warpgroup_chain, warpgroup_matmul, wide_matmul
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
@@ -37,7 +37,7 @@ def matmul(
     outputs = [recorder.empty((rows, weight.rows)) for weight in weights]
     by_layout: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for i, weight in enumerate(weights):
-        warpgroups = rows > NARROW_ROWS and _by_warpgroups(recorder, weight)
+        warpgroups = rows > NARROW_ROWS and by_warpgroups(recorder, weight)
         by_layout[weight.format.unit if weight.format.quantized else 0, warpgroups].append(i)
     floats = plain(recorder, x) if (0, False) in by_layout else None
     for (unit, warpgroups), members in by_layout.items():
@@ -58,10 +58,10 @@ def matmul(
     return outputs
 
 
-def _by_warpgroups(recorder: Recorder, weight: DeviceWeight) -> bool:
+def by_warpgroups(recorder: Recorder, weight: DeviceWeight) -> bool:
     """Whether warpgroups multiply the matrix with many rows."""
     device = recorder.device
-    return warpgroup_matmul.takes(weight.format.name, device.compute_capability, device.shared_memory)
+    return warpgroup_chain.takes(weight.format.name, device.compute_capability, device.shared_memory)
 
 
 def can_add_bias(weight: DeviceWeight, rows: int) -> bool:
@@ -129,7 +129,7 @@ def _matmul_wide(
         *([weight.rows for weight in weights] + [0] * spare),
         weights[0].columns // entry.unit,
     )
-    if _by_warpgroups(recorder, weights[0]):
+    if by_warpgroups(recorder, weights[0]):
         kernel, grid, threads = warpgroup_matmul.geometry(entry.name, rows, tiles[-1])
         arguments = (*arguments, x.q, rows)
     else:

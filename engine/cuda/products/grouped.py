@@ -22,16 +22,16 @@ class Grouped(MixtureLaunches):
         self._parts = x.reshape(rows * n_group, weight.columns)
         self._experts = Experts(n_group, n_group, weight, weight, weight, weight)
         self._weight, self._rows, self._pairs, self._ids = weight, rows, rows * n_group, ids
-        self._wide, self._joins, self._routed, self._sorted = rows > NARROW_ROWS, False, True, None
+        self._wide, self._joins, self._routed, self._sorted = rows > NARROW_ROWS, False, True, {}
         self._choice, self._weights = (0, 0, 0, 0), ids
 
     def record(self) -> Tensor:
         """Record the launches and return the result, float32 [rows, n_group * R]."""
         parts = self._parts
 
-        def activations(unit: int) -> Int8 | Tensor:
+        def activations(unit: int, warpgroups: bool) -> Int8 | Tensor:
             recorder = self._recorder
-            return quantized(recorder, parts, unit, self._rows) if unit else plain(recorder, parts)
+            return quantized(recorder, parts, unit, self._rows, warpgroups) if unit else plain(recorder, parts)
 
         (y,) = self._products([self._weight], [], [(None, None)], activations, True, parts)
         return y.reshape(self._rows, y.size // self._rows)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.cuda.products import dense, join, matmul, quantize, router, row_experts, wide_experts
+from engine.cuda.products import dense, join, matmul, quantize, router, row_experts, warpgroup_experts, wide_experts
 from engine.cuda.products import experts as kernels
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.kinds import Constant
@@ -58,7 +58,7 @@ class MixtureLaunches:
         self._router_x = x if router_x is None else router_x
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
-        self._activated: dict[int, Activations] = {}
+        self._activated: dict[tuple[int, bool], Activations] = {}
         self._wide = self._rows > NARROW_ROWS
         #: Whether the launches of the experts include the shared network.
         self._joins = (
@@ -81,7 +81,7 @@ class MixtureLaunches:
         self._ids = recorder.empty((self._rows, experts.n_used), np.int32)
         self._weights = recorder.empty((self._rows, experts.n_used))
         self._routed = False
-        self._sorted: tuple[Tensor, Tensor] | None = None
+        self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
 
     def record(self) -> Tensor:
         """Record the launches and return the result, float32 [rows, n_embd]."""
@@ -113,10 +113,10 @@ class MixtureLaunches:
             *g, u = dense.matmul(recorder, self._x, others[:-1])
             (common,) = dense.matmul(recorder, Gated(g[0] if g else None, u, experts.common), others[-1:])
 
-        def activations(unit: int) -> Activations:
+        def activations(unit: int, warpgroups: bool) -> Activations:
             if ready is not None:
                 return ready
-            return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
+            return quantized(recorder, act, unit, self._rows, warpgroups) if unit else plain(recorder, act)
 
         ends = [(experts.down_scale, experts.down_bias)]
         (y,) = self._products([down], others[-1:], ends, activations, True, logits)
@@ -162,21 +162,24 @@ class MixtureLaunches:
         recorder.launch(
             router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, **parts._asdict(), logits=logits
         )
-        self._activated[unit] = parts
+        self._activated[unit, False] = parts
         return logits
 
-    def _activations(self, unit: int) -> Activations:
-        """x as int8 with a scale for every ``unit`` values; as float32 if ``unit`` is 0."""
-        if unit not in self._activated:
-            self._activated[unit] = quantized(self._recorder, self._x, unit) if unit else plain(self._recorder, self._x)
-        return self._activated[unit]
+    def _activations(self, unit: int, warpgroups: bool = False) -> Activations:
+        """x as int8 with a scale for every ``unit`` values; as float32 if ``unit`` is 0; warpgroups: whether these multiply
+        it."""
+        if (unit, warpgroups) not in self._activated:
+            recorder, x = self._recorder, self._x
+            found = quantized(recorder, x, unit, warpgroups=warpgroups) if unit else plain(recorder, x)
+            self._activated[unit, warpgroups] = found
+        return self._activated[unit, warpgroups]
 
     def _products(
         self,
         stacks: Sequence[DeviceWeight],
         others: Sequence[DeviceWeight],
         ends: Sequence[End],
-        activations: Callable[[int], Activations],
+        activations: Callable[[int, bool], Activations],
         down: bool,
         logits: Tensor,
     ) -> list[Tensor]:
@@ -191,10 +194,12 @@ class MixtureLaunches:
             together = False  # a launch contains the code of one format
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
-            x, own_ends = activations(units[first]), [ends[i] for i in members]
+            warpgroups = self._wide and dense.by_warpgroups(recorder, stacks[first])
+            x, own_ends = activations(units[first], warpgroups), [ends[i] for i in members]
             if self._wide and isinstance(x, Int8):
                 self._route(logits)
-                self._matmul_wide([stacks[i] for i in members], own_ends, x, down, n_rows, [outs[i] for i in members])
+                multiply = self._matmul_warpgroups if warpgroups else self._matmul_wide
+                multiply([stacks[i] for i in members], own_ends, x, down, n_rows, [outs[i] for i in members])
                 continue
             if isinstance(x, Int8) and down and self._rows == 1 and row_experts.usable(stacks[0].format, n_rows):
                 self._down(stacks[0], [others[0]] if self._joins else [], own_ends, x, n_rows, outs[0])
@@ -281,23 +286,23 @@ class MixtureLaunches:
             self._recorder.launch(kernel, (self._rows,), 32, arguments, ids=self._ids, weights=self._weights)
             self._routed = True
 
-    def _sort(self) -> tuple[Tensor, Tensor]:
-        """Record the sorting of pairs by expert.  Returns the sorted pairs, and the work items of a product's blocks."""
-        if self._sorted is None:
+    def _sort(self, columns: int) -> tuple[Tensor, Tensor]:
+        """Record the sorting of pairs by expert.  Returns the sorted pairs, and the items of a product's blocks, of up to
+        ``columns`` pairs."""
+        if columns not in self._sorted:
             recorder, n_expert = self._recorder, self._experts.n_expert
             listed = recorder.empty((self._pairs,), np.int32)
-            items = recorder.empty((wide_experts.n_items(self._pairs, n_expert), 4), np.int32)
+            items = recorder.empty((wide_experts.n_items(self._pairs, n_expert, columns), 4), np.int32)
             arguments = (self._ids, self._pairs, listed, items)
-            recorder.launch(
-                wide_experts.sort_pairs(), (n_expert,), wide_experts.SORTERS, arguments, listed=listed, items=items
-            )
-            self._sorted = listed, items
-        return self._sorted
+            kernel = wide_experts.sort_pairs(*(() if columns == wide_experts.COLUMNS else (columns,)))
+            recorder.launch(kernel, (n_expert,), wide_experts.SORTERS, arguments, listed=listed, items=items)
+            self._sorted[columns] = listed, items
+        return self._sorted[columns]
 
     def _matmul_wide(
         self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]
     ) -> None:
-        (listed, items), (finish, added) = self._sort(), finish_of(ends)
+        (listed, items), (finish, added) = self._sort(wide_experts.COLUMNS), finish_of(ends)
         entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
         end = len(stacks) * n_tiles
         arguments = (
@@ -307,6 +312,24 @@ class MixtureLaunches:
         sizes = 1 if down else self._experts.n_used, items.shape[0], end
         kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._recorder.device.shared_memory, finish)
         self._recorder.launch(kernel, grid, threads, arguments, **dense.results(outs))
+
+    def _matmul_warpgroups(
+        self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]
+    ) -> None:
+        recorder = self._recorder
+        (listed, items), (finish, added) = self._sort(warpgroup_experts.COLUMNS), finish_of(ends)
+        n_items, units, n_tiles = items.shape[0], stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
+        gathered = recorder.empty((warpgroup_experts.gathered_words(n_items, units),), np.uint32)
+        copy, end = warpgroup_experts.gather_pairs(1 if down else self._experts.n_used), len(stacks) * n_tiles
+        arguments: tuple[Argument, ...] = (x.q, items, listed, units, gathered)
+        recorder.launch(copy, (n_items, units), warpgroup_experts.COPIERS, arguments, gathered=gathered)
+        arguments = (
+            *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed, *added),
+            *(n_items, n_tiles, end, n_rows, units, gathered),
+        )
+        sizes = n_items, end, recorder.device.multiprocessors
+        kernel, blocks, threads = warpgroup_experts.geometry(stacks[0].format.name, *sizes, finish)
+        recorder.launch(kernel, (blocks,), threads, arguments, **dense.results(outs))
 
     def _matmul_experts(
         self,

@@ -71,14 +71,15 @@ AT_ONCE = 8
 # --- pairs by expert -------------------------------------------------------------------------------------------
 
 
-def n_items(pairs: int, n_expert: int) -> int:
-    """The number of places for items: each expert has one more than its pairs need, so some stay empty."""
-    return pairs // COLUMNS + n_expert
+def n_items(pairs: int, n_expert: int, columns: int = COLUMNS) -> int:
+    """The number of places for items of ``columns`` pairs: each expert has one more than its pairs need, so some stay
+    empty."""
+    return pairs // columns + n_expert
 
 
 @kernel(I32P, i32, I32P, I32P, threads=SORTERS)
-def sort_pairs() -> KernelCode:
-    """List pairs by expert, and items of ``COLUMNS`` of them.  Grid: n_expert blocks of ``SORTERS``."""
+def sort_pairs(columns: int = COLUMNS) -> KernelCode:
+    """List pairs by expert, and items of up to ``columns`` of them.  Grid: n_expert blocks of ``SORTERS``."""
     warps, round_ = SORTERS // 32, SORTERS * AT_ONCE
 
     @cuda.jit
@@ -127,14 +128,14 @@ def sort_pairs() -> KernelCode:
                     listed[place] = at
                     place = I(place + 1)
             i = I(i + round_)
-        first = I(u32(start) // u32(COLUMNS))
-        n = I(I(u32(start + count) // u32(COLUMNS)) - first + 1)
+        first = I(u32(start) // u32(columns))
+        n = I(I(u32(start + count) // u32(columns)) - first + 1)
         j = thread
         while j < n:
             item = advance(items, I(4 * I(first + expert + j)))
             item[0] = expert
-            item[1] = I(start + j * COLUMNS)
-            item[2] = max(I(0), min(I(COLUMNS), I(count - j * COLUMNS)))
+            item[1] = I(start + j * columns)
+            item[2] = max(I(0), min(I(columns), I(count - j * columns)))
             item[3] = I(0)
             j = I(j + SORTERS)
 

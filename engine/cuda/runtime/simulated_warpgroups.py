@@ -123,7 +123,7 @@ def _fragments(c: np.ndarray) -> list[np.ndarray]:
     return list(lanes)
 
 
-def make_plane_products(columns: int, shift: int, signed: bool) -> Callable[..., None]:
+def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2) -> Callable[..., None]:
     """Two planes of bytes times columns of int8 over 256 positions."""
 
     def law(given: list[Any]) -> list[np.ndarray]:

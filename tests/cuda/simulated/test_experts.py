@@ -303,16 +303,16 @@ def test_runs_of_tiles(n_tiles: int, pairs: int, n_matrices: int, at_once: int) 
     assert size == MOST_TILES or blocks(2 * size) < ROUNDS * at_once
 
 
-def by_expert(ids: np.ndarray, n_expert: int) -> tuple[np.ndarray, np.ndarray]:
+def by_expert(ids: np.ndarray, n_expert: int, columns: int = wide_experts.COLUMNS) -> tuple[np.ndarray, np.ndarray]:
     """The result of ``sort_pairs`` for the experts of pairs, after checking that it is right."""
     listed = np.full(ids.size, -1, np.int32)
-    items = np.full((wide_experts.n_items(ids.size, n_expert), 4), -1, np.int32)
-    run(wide_experts.sort_pairs(), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
+    items = np.full((wide_experts.n_items(ids.size, n_expert, columns), 4), -1, np.int32)
+    run(wide_experts.sort_pairs(columns), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
     assert sorted(listed) == list(range(ids.size)) and (np.diff(ids.reshape(-1)[listed]) >= 0).all()
     found = np.zeros(ids.size, int)
     for expert, start, count, _ in items[items[:, 2] != 0]:
         own = listed[start : start + count]
-        assert 0 < count <= wide_experts.COLUMNS and (ids.reshape(-1)[own] == expert).all()
+        assert 0 < count <= columns and (ids.reshape(-1)[own] == expert).all()
         found[own] += 1
     assert (found == 1).all() and (items[:, 2] >= 0).all()
     return listed, items

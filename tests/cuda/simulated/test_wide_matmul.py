@@ -11,7 +11,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cuda import backend
-from engine.cuda.products import repack, warpgroup_matmul, wide_matmul
+from engine.cuda.products import repack, warpgroup_chain, wide_matmul
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
 from tests.cuda.simulated.test_experts import packed
@@ -72,7 +72,7 @@ def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large:
     columns = units * FORMATS_BY_NAME[name].unit
     w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
     names, (ours,) = product(gpu, x, w)
-    by_warpgroups = large and name in warpgroup_matmul.FORMATS_OF_PLANES
+    by_warpgroups = large and name in warpgroup_chain.FORMATS_OF_PLANES
     kind = "warpgroups" if by_warpgroups else "wide"
     assert names[1:] == [f"matmul_{kind}[{name}]" if large else f"matmul_wide[{name}, True]"]
     same(ours, cpu.matmul(x, w)[0])
