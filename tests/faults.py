@@ -227,11 +227,20 @@ FAULTS = (
     Fault(
         "the carry between two weights of a plane",
         "products",
-        "engine/cuda/products/warpgroup_matmul.py",
+        "engine/cuda/products/warpgroup_chain.py",
         "bias = u32(u32(0x40004000) - u32(u32(offset * 0x00010001) * s))",
         "bias = u32(u32(0) - u32(u32(offset * 0x00010001) * s))",
         "on an H100, a negative weight of Q6_K times its scale takes one from its neighbour",
         ("tests/cuda/simulated/test_wide_matmul.py::test_formats",),
+    ),
+    Fault(
+        "the first weights of another expert",
+        "products",
+        "engine/cuda/products/warpgroup_chain.py",
+        "x, records = next_x, next_records",
+        "x = next_x",
+        "on an H100, the next tile of a prompt's product with experts begins with weights that follow those of this one",
+        ("tests/cuda/simulated/test_warpgroup_experts.py::test_products",),
     ),
     # --- norms and rotations ---------------------------------------------------------------------------------------
     Fault(

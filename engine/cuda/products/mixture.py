@@ -11,7 +11,8 @@ launches.  Where weights are those of inputs, a launch more multiplies gate and 
 launch that computes them.
 
 The launches of a pass of more than ``NARROW_ROWS`` rows: the router's product and route; sorting pairs by expert; int8; gate
-and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
+and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.  Before
+a product of warpgroups, activations are gathered.
 """
 
 from collections.abc import Callable, Sequence

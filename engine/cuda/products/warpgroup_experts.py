@@ -71,7 +71,7 @@ def gathered_words(items: int, units: int) -> int:
 # --- activations of pairs ----------------------------------------------------------------------------------------
 
 
-@kernel(U32P, I32P, I32P, i32, U32P, threads=COPIERS)
+@kernel(U32P, I32P, I32P, i32, U32P, threads=COPIERS, target=TARGET)
 def gather_pairs(share: int) -> KernelCode:
     """Copy the activations of the pairs of each item to a block of their own.
 

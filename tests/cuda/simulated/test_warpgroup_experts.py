@@ -48,8 +48,8 @@ def blocks(x: np.ndarray) -> np.ndarray:
     few(
         [
             # An item of all columns and one of a single pair, of an expert that has a record less than others; then experts
-            # without pairs; half of the columns; one block multiplies everything, with stages that are used again.
-            ("Q6_K", (129, 0, 0, 3), 1, 2, 24, 1, NOTHING),
+            # without pairs, and one more than half of the columns; one block multiplies everything, with stages that are used again.
+            ("Q6_K", (129, 0, 0, 65), 1, 2, 24, 1, NOTHING),
             # Two matrices, whose rows are not whole blocks; a block per tile, and one more.
             ("Q4_K Q4_K", (2, 0, 17), 2, 1, 72, 5, Finish(True, True)),
             ("Q5_K", (0, 64, 65), 1, 1, 136, 3, NOTHING),
