@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from engine.cuda.intrinsics import SIMULATED, _asm, _shared_place
-from engine.cuda.runtime.kinds import DeviceFunction
+from engine.cuda.runtime.kinds import DeviceFunction, Lowering
 
 POSITIONS = 256
 """Positions of a product."""
@@ -106,14 +106,19 @@ def _registers(first: int, n: int) -> str:
     return ",".join(f"${k}" for k in range(first, first + n))
 
 
+def _product(columns: int, signed: bool) -> str:
+    """The instruction that multiplies 64 rows of bytes by columns of int8 over 32 positions."""
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.{'s8' if signed else 'u8'}.s8"
+
+
 def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2) -> Callable[..., None]:
     """The atom plane_products(planes, p, i, dots): dots int32 [columns / 2] = 2**shift * (high plane * x) + low plane * x.
 
     All threads of a warpgroup call it, without a divergence within a warp.  Each of its warps multiplies 16 weight rows with
     ``columns`` columns of x, int8, over 256 positions.
 
-    planes uint32 [64]: the lane's bytes of the high plane, then of the low one, ``signed`` or not; in each, four words for 32
-        positions, in the layout of ``engine.cuda.intrinsics.mma32``.
+    planes uint32 [64]: the lane's bytes of the high plane, ``signed`` or not, then those of the low one, which are not; in
+        each, four words for 32 positions, in the layout of ``engine.cuda.intrinsics.mma32``.
     x: core matrices in shared memory from p[i] on, [columns / 8, 16]: matrix j of 8 columns has positions 16 j .. 16 j + 15.
     dots: lane 4 g + t gets rows g, g, g + 8, g + 8 with columns 8 n + 2 t, 8 n + 2 t + 1, 8 n + 2 t, 8 n + 2 t + 1 in
         dots[4 n : 4 n + 4].
@@ -123,7 +128,7 @@ def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2)
     """
     n_dots, own, words = columns // 2, columns // groups, columns // groups // 2
     low_word = n_dots + 64
-    product = f"wgmma.mma_async.sync.aligned.m64n{own}k32.s32.{'s8' if signed else 'u8'}.s8"
+    products = [_product(own, signed), _product(own, False)]
     apart = 4 * 16 * CORE_WORDS // 16  # units of 16 bytes from 8 columns to the next
     lines = ["{ .reg .pred p; .reg .b64 x; .reg .b32 y;", "wgmma.fence.sync.aligned;"]
 
@@ -133,7 +138,7 @@ def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2)
             at = 4 * 2 * CORE_WORDS // 16 * j + group * (own // 8) * apart
             lines.append(f"add.u32 y, ${low_word}, {at}; mov.b64 x, {{y, {apart}}};")
             lines.append(f"setp.ne.b32 p, {int(plane > 0 or j > 0)}, 0;")
-            lines.append(f"{product} {{{_registers(words * group, words)}}}, {{{_registers(first, 4)}}}, x, p;")
+            lines.append(f"{products[plane]} {{{_registers(words * group, words)}}}, {{{_registers(first, 4)}}}, x, p;")
         lines.append("wgmma.commit_group.sync.aligned;")
 
     for group in range(groups):
@@ -162,6 +167,88 @@ def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2)
         return types.void(planes, p, i, dots), codegen
 
     return plane_products
+
+
+@intrinsic
+def matrices(typingctx, p, i):
+    """The core matrices in shared memory from p[i] on, for the atoms of ``make_step_products``."""
+    return types.uint32(p, i), lambda context, builder, sig, args: _descriptor(builder, args[0], args[1])
+
+
+def make_step_products(
+    columns: int, signed: bool
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """The atoms begin_products(a, b, x, j, dots), add_products(a, b, x, j, dots) and finish_products(dots): dots int32
+    [2, columns / 2] = high plane * x, low plane * x, in steps of 32 positions, of which later ones may still be unpacked
+    while the tensor cores compute earlier ones.
+
+    begin_products is the first step, add_products each further one; what they write may be used after finish_products.  All
+    threads of a warpgroup call them, without a divergence within a warp.  Each of its warps multiplies 16 weight rows with
+    ``columns`` columns of x, int8, over positions 32 j .. 32 j + 31.
+
+    a, b: the lane's four words of the high plane, ``signed`` or not, and of the low one, which is not, in the layout of
+        ``engine.cuda.intrinsics.mma32``.
+    x: ``matrices``, [columns / 8, 16]: matrix k of 8 columns has positions 16 k .. 16 k + 15.
+    dots: as in ``plane_products``, twice.
+    """
+    n, words = columns, columns // 2
+    high, low = _product(columns, signed), _product(columns, False)
+    apart = 4 * 16 * CORE_WORDS // 16  # units of 16 bytes from 8 columns to the next
+    given = [ir.Constant(_I32, k) for k in range(n)]
+
+    def text(at: int, first: bool) -> str:
+        """at: the number of the operand a."""
+        return (
+            f"{{ .reg .pred p; .reg .b64 x; mov.b64 x, {{${at + 8}, {apart}}}; setp.ne.b32 p, {int(not first)}, 0;"
+            "wgmma.fence.sync.aligned;"
+            f"{high} {{{_registers(0, words)}}}, {{{_registers(at, 4)}}}, x, p;"
+            f"{low} {{{_registers(words, words)}}}, {{{_registers(at + 4, 4)}}}, x, p;"
+            f"wgmma.commit_group.sync.aligned; {'' if first else 'wgmma.wait_group.sync.aligned 1;'} }}"
+        )
+
+    def call(
+        context: Lowering,
+        builder: ir.IRBuilder,
+        type_: types.Type,
+        dots: ir.Value,
+        text: str,
+        more: list[ir.Value],
+        new: bool,
+    ) -> None:
+        """Inline PTX whose first n operands are dots, ``new`` or changed."""
+        to = context.make_array(type_)(context, builder, dots).data
+        before = [] if new else [builder.load(builder.gep(to, [k])) for k in given]
+        function = ir.FunctionType(ir.LiteralStructType([_I32] * n), [_I32] * (len(before) + len(more)))
+        kinds = ["=&r" if new else "=r"] * n + ["r"] * len(more) + [str(k) for k in range(len(before))]
+        sums = builder.call(
+            ir.InlineAsm(function, text, ",".join([*kinds, "~{memory}"]), side_effect=True), [*more, *before]
+        )
+        for k in range(n):
+            builder.store(builder.extract_value(sums, k), builder.gep(to, [given[k]]))
+
+    def make_step(first: bool) -> Callable[..., None]:
+        def codegen(context, builder, sig, args):
+            planes = [builder.extract_value(args[m], k) for m in range(2) for k in range(4)]
+            step = builder.mul(args[3], ir.Constant(_I32, 4 * 2 * CORE_WORDS // 16))
+            operands = [*planes, builder.add(args[2], step)]
+            call(context, builder, sig.args[4], args[4], text(n, first), operands, first)
+            return context.get_dummy_value()
+
+        @intrinsic
+        def step_products(typingctx, a, b, x, j, dots):
+            return types.void(a, b, x, types.int32, dots), codegen
+
+        return step_products
+
+    @intrinsic
+    def finish_products(typingctx, dots):
+        def codegen(context, builder, sig, args):
+            call(context, builder, sig.args[0], args[0], "wgmma.wait_group.sync.aligned 0;", [], False)
+            return context.get_dummy_value()
+
+        return types.void(dots), codegen
+
+    return make_step(True), make_step(False), finish_products
 
 
 def make_half_products(columns: int) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from engine.cpu.integer_cache import LOG2_E
 from engine.cpu.lanes import ROWS
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cpu.products.repack import Records, fields_of
-from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS, NARROW, layout_of
+from engine.cuda.products.quantize import NARROW, RUN, block_parts, layout_of
 from engine.cuda.products.repack import TILE, repack_rows
 from engine.cuda.wide_delta_net import RECORD
 from engine.numerics import decay_of, sigmoid
@@ -32,7 +32,7 @@ def activations(
     """The results of the kernels of ``engine/cuda/products/quantize.py`` by row: q int8 [rows, columns], scales float32
     [rows, units], and sums [rows, n].  Sums are int32, one per unit of 32 positions; for a unit of 256 they are int16, 16
     sums of 16 and 8 of 32 positions per unit, or in a wide pass float16, 16 sums of 16 positions per unit; other units have
-    none.  Without d and sums, q has the layout ``BLOCKS``, which contains them."""
+    none.  Without d and sums, q has a layout of ``BLOCKS``, which contains them."""
     if d is None or sums is None:
         return _blocks(rows, columns // unit, q)
     tiles, units = -(-rows // 8), columns // unit
@@ -59,17 +59,19 @@ def activations(
 
 
 def _blocks(rows: int, units: int, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    words = words.view(np.uint32).reshape(-1, units, BLOCK_WORDS)
-    parts = np.split(words, (BLOCK_SCALES_AT, BLOCK_SUMS_AT), axis=2)
+    tiles = layout_of(RUN, rows, warpgroups=True)
+    scales_at, sums_at, block_words = block_parts(tiles)
+    words = words.view(np.uint32).reshape(-1, units, block_words)
+    parts = np.split(words, (scales_at, sums_at), axis=2)
     q, scales, sums = (
         np.ascontiguousarray(part).view(of) for part, of in zip(parts, (np.int8, np.float32, np.float16), strict=True)
     )
     # block, unit, tile, 16 positions, column, position
-    q = q.reshape(-1, units, BLOCK_TILES, 16, 8, 16).transpose(0, 2, 4, 1, 3, 5)
-    scales = scales.reshape(-1, units, BLOCK_TILES, 8).transpose(0, 2, 3, 1)
+    q = q.reshape(-1, units, tiles, 16, 8, 16).transpose(0, 2, 4, 1, 3, 5)
+    scales = scales.reshape(-1, units, tiles, 8).transpose(0, 2, 3, 1)
     # block, unit, tile, half, column, sum
-    sums = sums.reshape(-1, units, BLOCK_TILES, 2, 8, 8).transpose(0, 2, 4, 1, 3, 5)
-    n = words.shape[0] * 8 * BLOCK_TILES
+    sums = sums.reshape(-1, units, tiles, 2, 8, 8).transpose(0, 2, 4, 1, 3, 5)
+    n = words.shape[0] * 8 * tiles
     return q.reshape(n, -1)[:rows], scales.reshape(n, -1)[:rows], sums.reshape(n, -1)[:rows]
 
 

@@ -55,6 +55,7 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
 
 from engine.cuda.attention import integer_tile
 from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.products import warpgroup_chain, warpgroup_matmul
 from engine.cuda.products.repack import repack_rows
 from engine.cuda.runtime.device import Device
 from engine.verify.comparison import Comparison
@@ -187,6 +188,33 @@ def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
             same(found, expected, f"{name} {rows} x {columns}, {k} rows: ")
             (found,) = computed(gpu, gpu.matmul_add, before, given, held)
             same(found, cpu.matmul_add(residual, x, weight), f"{name} {rows} x {columns}, {k} rows, added: ")
+
+
+@pytest.mark.parametrize("tiles", [4, 8, 16])
+@pytest.mark.parametrize("name", together("wide", warpgroup_chain.FORMATS_OF_PLANES))
+def test_blocks_of_warpgroups(gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, tiles: int) -> None:
+    """Whatever the shape of blocks and however many share the chains of a row; again and again, in graphs, too."""
+    device = gpu.device
+    if not warpgroup_chain.takes(name, device.compute_capability, device.shared_memory):
+        pytest.skip("this GPU has no warpgroups")
+    for rows, units in ((700, 17), (2500, 5)):
+        weight = matrix(BY_NAME[name], rows, 256 * units)
+        held = gpu.weight(weight)
+        for k in (4 * tiles + 1, 8 * tiles - 1, 8 * tiles):
+            x, residual = activations(k, 256 * units), activations(k, rows, 1)
+            expected = cpu.matmul_add(residual, x, weight)
+            given, before = gpu.upload(x), gpu.upload(residual)
+            for groups, split in product(range(2, warpgroup_matmul.MOST_GROUPS[tiles] + 1), (1, 2, 4, 8)):
+                shape = warpgroup_chain.Shape(tiles, groups, split)
+                monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *_, shape=shape: shape)
+                plan = gpu.record(partial(gpu.matmul_add, before, given, held))
+                gpu.start(plan)
+                what = f"{name} {rows} x {256 * units}, {k} rows, {shape}"
+                same(gpu.download(plan.result), expected, f"{what}: ")
+                gpu.capture(plan)
+                for _ in range(20):
+                    plan.graph.launch()
+                    same(gpu.download(plan.result), expected, f"{what}, in a graph: ")
 
 
 @pytest.mark.parametrize("k", together("several products", [1, 7, 16, 40]))

@@ -13,6 +13,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, plain, quantized
+from engine.gguf.quants import CHAINS
 
 DEEP_TILES = 2
 """The most tiles per multiprocessor for which a warp of a matrix product keeps two records in flight."""
@@ -121,21 +122,28 @@ def _matmul_wide(
     entry = weights[0].format
     tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
     spare = 3 - len(weights)
-    arguments: tuple[Argument, ...] = (
-        *(weights + weights[:1] * spare),
+    given, units = weights + weights[:1] * spare, weights[0].columns // entry.unit
+    written: tuple[Argument, ...] = (
         *(outputs + outputs[:1] * spare),
         *(residual or 0, residual is not None),
         *(tiles + [tiles[-1]] * spare),
         *([weight.rows for weight in weights] + [0] * spare),
-        weights[0].columns // entry.unit,
     )
-    if by_warpgroups(recorder, weights[0]):
-        kernel, grid, threads = warpgroup_matmul.geometry(entry.name, rows, tiles[-1])
-        arguments = (*arguments, x.q, rows)
-    else:
+    if not by_warpgroups(recorder, weights[0]):
         kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
-        arguments = (*arguments, *x, rows)
-    recorder.launch(kernel, grid, threads, arguments, **results(outputs))
+        recorder.launch(kernel, grid, threads, (*given, *written, units, *x, rows), **results(outputs))
+        return
+    shape = warpgroup_matmul.shape_of(rows, tiles[-1], units, recorder.device.multiprocessors)
+    split = shape.split > 1
+    chains = recorder.empty((warpgroup_matmul.chain_floats(shape, rows, tiles[-1]),)) if split else None
+    kernel = warpgroup_matmul.matmul_warpgroups(entry.name, shape.tiles, shape.groups, split)
+    arguments = (*given, *written, units, x.q, rows, CHAINS // shape.split, chains or 0)
+    written_now = {"chains": chains} if chains else results(outputs)
+    recorder.launch(kernel, shape.grid(rows, tiles[-1]), shape.threads, arguments, **written_now)
+    if chains:
+        kernel, grid = warpgroup_matmul.matmul_chains(shape.tiles), warpgroup_matmul.chains_grid(shape, rows, tiles[-1])
+        n_chains = -(-units // -(-units // CHAINS))
+        recorder.launch(kernel, grid, 256, (chains, *written, n_chains, rows), **results(outputs))
 
 
 def _matmul_floats(

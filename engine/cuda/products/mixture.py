@@ -321,7 +321,8 @@ class MixtureLaunches:
         (listed, items), (finish, added) = self._sort(warpgroup_experts.COLUMNS), finish_of(ends)
         n_items, units, n_tiles = items.shape[0], stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
         gathered = recorder.empty((warpgroup_experts.gathered_words(n_items, units),), np.uint32)
-        copy, end = warpgroup_experts.gather_pairs(1 if down else self._experts.n_used), len(stacks) * n_tiles
+        layout = quantize.layout_of(quantize.RUN, self._rows, warpgroups=True)
+        copy, end = warpgroup_experts.gather_pairs(1 if down else self._experts.n_used, layout), len(stacks) * n_tiles
         arguments: tuple[Argument, ...] = (x.q, items, listed, units, gathered)
         recorder.launch(copy, (n_items, units), warpgroup_experts.COPIERS, arguments, gathered=gathered)
         arguments = (

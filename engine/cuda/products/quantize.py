@@ -9,9 +9,10 @@ Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-c
         word (v, 4 c + i, 2 h + k) of a unit holds positions 64 v + 32 h + 16 k + 4 i .. + 3 of column c;
         sums: 16 int16 sums of 16 positions each, then 8 of 32; in the layout ``WIDE`` the 16 are float16, which holds them
         exactly, and the 8 are absent.
-        In the layout ``BLOCKS`` everything is in q, words [ceil(tiles / 16), K / 256, BLOCK_WORDS]: of 16 tiles q [16, 16, 8,
-        4], word (n, j, c, i) with positions 16 j + 4 i .. + 3 of column c of tile n; d [16, 8]; and sums, float16 [16, 2, 8,
-        8], element (n, h, c, e) the sum of positions 16 (8 h + e) .. + 15.  Tiles past the last row are not written.
+        In a layout of ``BLOCKS``, of blocks of T tiles, everything is in q, words [ceil(tiles / T), K / 256, words of a
+        block]: of T tiles q [T, 16, 8, 4], word (n, j, c, i) with positions 16 j + 4 i .. + 3 of column c of tile n; d [T,
+        8]; and sums, float16 [T, 2, 8, 8], element (n, h, c, e) the sum of positions 16 (8 h + e) .. + 15.  Tiles past the
+        last row are not written.
     unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
     unit 64 or 128: q as for 32, d float32 [tiles, K / unit, 8], no sums.
     unit 16: q words [tiles, K / 16, 32], word 4 c + i with positions 4 i .. + 3 of column c; d float32 [tiles, K / 16, 8], no
@@ -56,15 +57,11 @@ WARPS = RUN // 32
 ALIGNED = 16
 """Bytes that shared arrays are aligned to, for vector loads."""
 
-NARROW, WIDE, BLOCKS = 0, 1, 2
-"""Layouts of units of 256: for passes of few rows, for the tensor-core products of a warp, and for those of a warpgroup."""
+NARROW, WIDE = 0, 1
+"""Layouts of units of 256: for passes of few rows, and for the tensor-core products of a warp."""
 
-BLOCK_TILES = 16
-"""Tiles of 8 rows in a block of the layout ``BLOCKS``."""
-BLOCK_SCALES_AT = 512 * BLOCK_TILES
-BLOCK_SUMS_AT = BLOCK_SCALES_AT + 8 * BLOCK_TILES
-BLOCK_WORDS = BLOCK_SUMS_AT + 64 * BLOCK_TILES
-"""Words of a unit of a block: the integers, then the scales, then the sums."""
+BLOCKS = (4, 8, 16)
+"""Layouts of units of 256 for the products of warpgroups: the number of tiles of 8 rows in a block."""
 
 f32 = np.float32
 u16 = np.uint16
@@ -76,7 +73,18 @@ def layout_of(unit: int, rows: int, warpgroups: bool = False) -> int:
     """The layout of activations of ``rows`` rows; warpgroups: whether a kernel for warpgroups uses them."""
     if unit != RUN or rows <= NARROW_ROWS:
         return NARROW
-    return BLOCKS if warpgroups else WIDE
+    return next((tiles for tiles in BLOCKS if rows <= 8 * tiles), BLOCKS[-1]) if warpgroups else WIDE
+
+
+def block_parts(tiles: int) -> tuple[int, int, int]:
+    """The words of a unit of a block of ``tiles`` tiles at which the scales begin, behind the integers, at which the sums
+    begin, and at which these end."""
+    return 512 * tiles, 520 * tiles, 584 * tiles
+
+
+BLOCK_TILES = BLOCKS[-1]
+BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_WORDS = block_parts(BLOCK_TILES)
+"""The parts of the largest blocks."""
 
 
 def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
@@ -87,7 +95,9 @@ def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
     bits; layout: of units of 256.
     """
     together = unit // 32  # warps of a unit
-    wide = layout == WIDE
+    wide, blocks, tiles = layout == WIDE, layout in BLOCKS, max(layout, 1)
+    scales_at, sums_at, block_words = block_parts(tiles)
+    shift = tiles.bit_length() - 1
 
     @device
     def store(x, inside, t, run, columns, tops, q, d, sums):
@@ -119,16 +129,16 @@ def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
         sum32 = I(sum16 + lane_xor_int(sum16, I(16)))
         units, n, column = I(u32(columns) // u32(unit)), I(t >> 3), I(t & 7)
         half, i = I(lane >> 4), I((lane >> 2) & 3)
-        if layout == BLOCKS:
-            own = I(n & (BLOCK_TILES - 1))
-            base = I(I(I(n >> 4) * units + run) * BLOCK_WORDS)
+        if blocks:
+            own = I(n & (tiles - 1))
+            base = I(I(I(n >> shift) * units + run) * block_words)
             if lane & 3 == 0:
                 q[base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i)] = u32(word)
             if lane & 15 == 0:
-                at = I(I(base + BLOCK_SUMS_AT) + I(own * 64 + (warp >> 2) * 32 + column * 4))
+                at = I(I(base + sums_at) + I(own * 64 + (warp >> 2) * 32 + column * 4))
                 sums[2 * at + I(2 * (warp & 3) + half)] = float_to_half(f32(sum16))
             if thread == 0:
-                d[base + I(BLOCK_SCALES_AT + own * 8 + column)] = amax / f32(127.0)
+                d[base + I(scales_at + own * 8 + column)] = amax / f32(127.0)
         elif unit == RUN:
             base = I(n * units + run)
             at = I(I(base * 4 + (warp >> 1)) * 128 + (column * 4 + i) * 4 + (warp & 1) * 2 + half)
@@ -205,7 +215,7 @@ def quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
 def activation_words(unit: int, rows: int, columns: int, layout: int = NARROW) -> tuple[int, int, int]:
     """The sizes of (q, d, sums) in words, for ``rows`` activation rows of ``columns`` elements."""
     tiles, units = -(-rows // 8), columns // unit
-    if layout == BLOCKS:
-        return -(-tiles // BLOCK_TILES) * units * BLOCK_WORDS, 0, 0
+    if layout in BLOCKS:
+        return -(-tiles // layout) * units * block_parts(layout)[2], 0, 0
     sums = {256: 96, 32: 8}.get(unit, 0)
     return (tiles * columns * 2, tiles * units * 8, tiles * units * sums)

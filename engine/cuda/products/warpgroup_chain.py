@@ -1,33 +1,36 @@
-"""The work of a block of two warpgroups on a tile of a product: 128 weight rows times up to 128 columns, over all units.
+"""The work of a block of warpgroups on a tile of a product: 64 weight rows for each warpgroup times up to 128 columns.
 
 The tensor cores multiply weights that already contain the scales of their sub-blocks, q * s.  These need more than 8 bits, so
 they are two planes of bytes, 2**shift * high + low, and no sum has to be multiplied by a scale:
 
     a block, for each unit u of its rows:
-        thread 0: wait until all warps have released the stage of unit u + 1, start copying the activations of this unit
-        each warp: start copying its record of unit u + 1, wait for that of unit u
-        each warp: planes of its 16 rows
+        thread 0: wait until all warps have released the stage of a later unit, start copying the activations of that unit
+        each warp: start copying its record of a later unit, wait for that of unit u
         wait for the activations of unit u
+        each warp: planes of its 16 rows
         each warpgroup: dots = 2**shift * (high plane * x) + low plane * x; least = minimums * sums of x
         each lane: value = d * dot (+ dm * least), chain = fma(da, value, chain)
         each warp: release the stage
-        where a chain ends: total = total + chain, in shared memory
+        where a chain ends: total = total + chain, in shared memory, or, if other blocks have other chains of these rows, the
+            chain to memory
 
-The two warpgroups share the stages of activations and do not wait for each other otherwise.  So one of them unpacks and adds
-while the tensor cores work for the other.
+The warpgroups share the stages of activations and do not wait for each other otherwise.  So one of them unpacks and adds
+while the tensor cores work for another.
 
-The columns of a tile are a block of the layout ``BLOCKS`` (``engine/cuda/products/quantize.py``); lane 4 g + t of a warp has
+The columns of a tile are a block of a layout of ``BLOCKS`` (``engine/cuda/products/quantize.py``); lane 4 g + t of a warp has
 rows g and g + 8 of its 16 weight rows, and columns 2 t and 2 t + 1 of each 8.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
 
-from engine.cuda.intrinsics import advance, bits_float, fma, keep4, vector2
-from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS
+from engine.cuda.intrinsics import advance, bits_float, fma, keep4, pick_bytes, store4, vector2
+from engine.cuda.products.quantize import BLOCKS, block_parts
 from engine.cuda.products.unpack import Unpack, device, unpack
 from engine.cuda.products.wide_chain import SHARED_LOADS, make_end, make_minimums
 from engine.cuda.runtime.kinds import DeviceFunction
@@ -40,8 +43,10 @@ from engine.cuda.warpgroups import (
     bulk_copy,
     make_half_products,
     make_plane_products,
+    make_step_products,
+    matrices,
 )
-from engine.gguf.quants import CHAINS, FORMATS
+from engine.gguf.quants import FORMATS
 
 f32 = np.float32
 u32 = np.uint32
@@ -53,61 +58,133 @@ FORMATS_OF_PLANES = ("Q4_K", "Q5_K", "Q6_K")
 TARGET = (9, 0)
 """The compute capability that has these products."""
 
-THREADS = 256
-WARPS = THREADS // 32
-STAGES = 3
-COLUMNS = 8 * BLOCK_TILES
-N_DOTS = COLUMNS // 2
-APART = 4 * THREADS
-"""Words from a thread's sums of a tile of 8 columns to those of the next."""
+SHARED = 227 << 10
+"""Bytes of shared memory that a block may have there."""
+
+MOST_STEPPED = 32
+"""The most columns of a block that are multiplied in steps of 32 positions: more sums do not fit twice into registers."""
 
 
-def record_words(format: str) -> int:
-    """Words of the record of 16 rows of a unit."""
-    return 4 * FORMATS[T[format]].unit_bytes
+@dataclass(frozen=True)
+class Shape:
+    """The part of a block: tiles of 8 columns, which are activation rows; warpgroups, each for 64 weight rows; and the number
+    of blocks that share the chains of these rows."""
+
+    tiles: int
+    groups: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups
+
+    @property
+    def warps(self) -> int:
+        """Tiles of 16 weight rows."""
+        return 4 * self.groups
+
+    def grid(self, rows: int, tiles: int) -> tuple[int, int, int]:
+        """The grid for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows."""
+        return -(-rows // (8 * self.tiles)), -(-tiles // self.warps), self.split
 
 
-def _stage_words(format: str) -> int:
-    """Words of a stage: those of a block of activations; the sums are last and only copied if the format has minimums."""
-    return BLOCK_WORDS if unpack(T[format]).mins else BLOCK_SUMS_AT
+LARGE = Shape(BLOCKS[-1], 2)
+"""The blocks of passes of many rows."""
 
 
-def _barriers_at(format: str) -> int:
-    return N_DOTS * THREADS + STAGES * _stage_words(format) + 2 * WARPS * record_words(format)
+@dataclass(frozen=True)
+class Areas:
+    """Shared memory of a block in words: the sums of chains that have ended, unless other blocks have other chains; stages,
+    each with the activations of a unit; records, ``places`` for each warp; barriers."""
 
+    format: str
+    shape: Shape
 
-def shared_bytes(format: str, *_: object) -> int:
-    """Shared memory of a block: the sums of chains that have ended, stages, two records for each warp, and barriers."""
-    return 4 * (_barriers_at(format) + 2 * (2 * STAGES + 2 * WARPS))
+    @property
+    def record(self) -> int:
+        """Words of the record of 16 rows of a unit."""
+        return 4 * FORMATS[T[self.format]].unit_bytes
+
+    @property
+    def stage(self) -> int:
+        """Words of a stage; the sums of activations are last and only copied if the format has minimums."""
+        return block_parts(self.shape.tiles)[2 if unpack(T[self.format]).mins else 1]
+
+    @property
+    def stages(self) -> int:
+        """Stages of activations: one in use, one that slower warps use, the others in flight."""
+        return 3 if self.shape.tiles == 16 else 5
+
+    @property
+    def ahead(self) -> int:
+        """How many units before its use the copy of a stage begins."""
+        return self.stages - 2
+
+    @property
+    def apart(self) -> int:
+        """Words from a thread's sums of a tile of 8 columns to those of the next."""
+        return 4 * self.shape.threads
+
+    @property
+    def stages_at(self) -> int:
+        """The offset of the stages."""
+        return self.shape.tiles * self.apart if self.shape.split == 1 else 0
+
+    @property
+    def records_at(self) -> int:
+        """The offset of the records."""
+        return self.stages_at + self.stages * self.stage
+
+    @cached_property
+    def places(self) -> int:
+        """Records of a warp: one in use, the others in flight."""
+        left = SHARED // 4 - self.records_at - 4 * self.stages
+        return max(2, min(4, left // (self.shape.warps * (self.record + 2))))
+
+    @property
+    def full(self) -> int:
+        """The offset of the barriers of stages that are full."""
+        return self.records_at + self.places * self.shape.warps * self.record
+
+    @property
+    def empty(self) -> int:
+        """The offset of the barriers of stages that all warps have released."""
+        return self.full + 2 * self.stages
+
+    @property
+    def loaded(self) -> int:
+        """The offset of the barriers of records."""
+        return self.empty + 2 * self.stages
+
+    @property
+    def bytes(self) -> int:
+        """The size of everything."""
+        return 4 * (self.loaded + 2 * self.places * self.shape.warps)
 
 
 def takes(format: str, compute_capability: tuple[int, int], shared_memory: int) -> bool:
     """Whether warpgroups multiply a format on a device whose blocks may have ``shared_memory`` bytes."""
-    if format not in FORMATS_OF_PLANES or compute_capability != TARGET:
-        return False
-    return shared_bytes(format) <= shared_memory
+    return format in FORMATS_OF_PLANES and compute_capability == TARGET and shared_memory >= SHARED
 
 
 # --- planes ------------------------------------------------------------------------------------------------------
 
 
 def _shift(fmt: Unpack) -> int:
-    return 6 if fmt.offset else 3
+    return 8 if fmt.offset else 3
 
 
 def _make_split(offset: int) -> DeviceFunction:
     """The device function split(q, s): the bytes of both planes of four weights v = (q - offset) * s, which are in
-    -4096 .. 4096: v >> 6, signed, and v & 63.  Two weights are multiplied at a time, with 2**14 added, so that no product
-    borrows from the other."""
+    -4096 .. 4096: v >> 8, signed, and v & 255, unsigned.  Two weights are multiplied at a time, with 2**15 added, so that no
+    product borrows from the other."""
 
     @device
     def split(q, s):
-        even, odd = u32(q & u32(0x00FF00FF)), u32((q >> u32(8)) & u32(0x00FF00FF))
-        bias = u32(u32(0x40004000) - u32(u32(offset * 0x00010001) * s))
+        even, odd = u32(q & u32(0x00FF00FF)), pick_bytes(q, u32(0), u32(0x4341))
+        bias = u32(u32(0x80008000) - u32(u32(offset * 0x00010001) * s))
         even, odd = u32(even * s + bias), u32(odd * s + bias)
-        high = u32((u32(even >> u32(6)) & u32(0x00FF00FF)) | (u32(odd << u32(2)) & u32(0xFF00FF00)))
-        low = u32((even & u32(0x003F003F)) | (u32(odd << u32(8)) & u32(0x3F003F00)))
-        return high, low
+        return u32(pick_bytes(even, odd, u32(0x7351)) ^ u32(0x80808080)), pick_bytes(even, odd, u32(0x6240))
 
     return split
 
@@ -118,31 +195,81 @@ def _split_scale(q, s):
     return u32(q * u32(s >> u32(3))), u32(q * u32(s & u32(7)))
 
 
-def make_planes(fmt: Unpack) -> DeviceFunction:
-    """The device function planes(words, header, out): the lane's words of both planes of a record, uint32 [64], for
-    ``plane_products``."""
+def _make_part(fmt: Unpack) -> DeviceFunction:
+    """The device function part(words, header, j): the lane's four words of the high plane and of the low one, for positions
+    32 j .. 32 j + 31 of a record."""
     block, scale, sixteen = fmt.block, fmt.scale, fmt.group == 16
     split = _make_split(fmt.offset) if fmt.offset else _split_scale
 
     @device
-    def part(words, h, j, out):
+    def part(words, h, j):
         q = block(words, j)
-        for k in range(4):
-            s = u32(scale(h, k % 2, 2 * j + k // 2 if sixteen else j))
-            out[4 * j + k], out[32 + 4 * j + k] = split(q[k], s)
+        first, second = (I(2 * j), I(2 * j + 1)) if sixteen else (I(j), I(j))
+        a0, b0 = split(q[0], u32(scale(h, 0, first)))
+        a1, b1 = split(q[1], u32(scale(h, 1, first)))
+        a2, b2 = split(q[2], u32(scale(h, 0, second)))
+        a3, b3 = split(q[3], u32(scale(h, 1, second)))
+        return (a0, a1, a2, a3), (b0, b1, b2, b3)
+
+    return part
+
+
+def _make_products(fmt: Unpack, columns: int) -> DeviceFunction:
+    """The device function products(words, header, shared, x, full, parity, dots): the integer sums of a record times a stage
+    of activations at shared[x], which is there when the barrier ``full`` ends a phase of this parity."""
+    part, shift, signed, n_dots, n_both = _make_part(fmt), _shift(fmt), fmt.offset > 0, columns // 2, columns
+    if columns > MOST_STEPPED:
+        plane_products = make_plane_products(columns, shift, signed, 2 if columns > 64 else 1)
+
+        @device
+        def unpack_part(words, h, j, planes):
+            a, b = part(words, h, j)
+            for k in range(4):
+                planes[4 * j + k], planes[32 + 4 * j + k] = a[k], b[k]
+
+        @device
+        def products(words, h, shared, x, full, parity, dots):
+            planes = cuda.local.array(64, np.uint32)
+            unpack_part(words, h, 0, planes)
+            unpack_part(words, h, 1, planes)
+            unpack_part(words, h, 2, planes)
+            unpack_part(words, h, 3, planes)
+            unpack_part(words, h, 4, planes)
+            unpack_part(words, h, 5, planes)
+            unpack_part(words, h, 6, planes)
+            unpack_part(words, h, 7, planes)
+            barrier_wait(shared, full, parity)
+            cuda.syncwarp()
+            plane_products(planes, shared, x, dots)
+
+        return products
+    begin_products, add_products, finish_products = make_step_products(columns, signed)
 
     @device
-    def planes(words, h, out):
-        part(words, h, 0, out)
-        part(words, h, 1, out)
-        part(words, h, 2, out)
-        part(words, h, 3, out)
-        part(words, h, 4, out)
-        part(words, h, 5, out)
-        part(words, h, 6, out)
-        part(words, h, 7, out)
+    def add(words, h, j, x, both):
+        a, b = part(words, h, j)
+        add_products(a, b, x, I(j), both)
 
-    return planes
+    @device
+    def products_in_steps(words, h, shared, x, full, parity, dots):
+        both = cuda.local.array(n_both, np.int32)
+        x = matrices(shared, x)
+        a, b = part(words, h, 0)
+        barrier_wait(shared, full, parity)
+        cuda.syncwarp()
+        begin_products(a, b, x, I(0), both)
+        add(words, h, 1, x, both)
+        add(words, h, 2, x, both)
+        add(words, h, 3, x, both)
+        add(words, h, 4, x, both)
+        add(words, h, 5, x, both)
+        add(words, h, 6, x, both)
+        add(words, h, 7, x, both)
+        finish_products(both)
+        for k in range(n_dots):
+            dots[k] = I(I(both[k] << shift) + both[n_dots + k])
+
+    return products_in_steps
 
 
 def _make_close(mins: bool, n: int) -> DeviceFunction:
@@ -179,28 +306,37 @@ class Pipeline(NamedTuple):
 
     begin(shared, thread): make the barriers; all threads call it.
     fetch(shared, k, x): start copying a block of activations into stage k; thread 0 calls it.
-    fetch_record(shared, place, records): start copying a record to place 2 w or 2 w + 1 of warp w; a lane of it calls it.
+    fetch_record(shared, place, records): start copying a record to a place, those of a warp being consecutive; a lane of it
+        calls it.
+    begin_records(shared, thread, records, units), begin_stages(shared, thread, x, units): start copying the first records of
+        a warp and the first stages of a block, of ``units`` units; all threads call them.
     """
 
     begin: DeviceFunction
     fetch: DeviceFunction
     fetch_record: DeviceFunction
+    begin_records: DeviceFunction
+    begin_stages: DeviceFunction
 
 
-def make_pipeline(format: str) -> Pipeline:
-    """The device functions of a format."""
-    record, n_stage, barriers_at = record_words(format), _stage_words(format), _barriers_at(format)
-    stages_at = N_DOTS * THREADS
-    records_at = stages_at + STAGES * n_stage
-    full, empty, loaded = barriers_at, barriers_at + 2 * STAGES, barriers_at + 4 * STAGES
+START = (I(0), I(0), I(0), I(0))
+"""Where a block is in its pipeline, before its first tile: stage and parity, place and parity."""
+
+
+def make_pipeline(areas: Areas) -> Pipeline:
+    """The device functions of blocks with these areas."""
+    record, n_stage, stages, places, ahead = areas.record, areas.stage, areas.stages, areas.places, areas.ahead
+    stages_at, records_at = areas.stages_at, areas.records_at
+    full, empty, loaded, warps = areas.full, areas.empty, areas.loaded, areas.shape.warps
+    block_words = block_parts(areas.shape.tiles)[2]
 
     @device
     def begin(shared, thread):
         if thread == 0:
-            for k in range(STAGES):
+            for k in range(stages):
                 barrier_init(shared, I(full + 2 * k), I(1))
-                barrier_init(shared, I(empty + 2 * k), I(WARPS))
-            for k in range(2 * WARPS):
+                barrier_init(shared, I(empty + 2 * k), I(warps))
+            for k in range(places * warps):
                 barrier_init(shared, I(loaded + 2 * k), I(1))
             barriers_ready()
         cuda.syncthreads()
@@ -215,83 +351,116 @@ def make_pipeline(format: str) -> Pipeline:
         barrier_expect(shared, I(loaded + 2 * place), I(4 * record))
         bulk_copy(shared, I(records_at + place * record), records, I(4 * record), shared, I(loaded + 2 * place))
 
-    return Pipeline(begin, fetch, fetch_record)
-
-
-def make_multiply(format: str, tiles: int, follows: bool = False) -> DeviceFunction:
-    """The device function multiply(shared, thread, k, parity, n, x, records, units, more, next_x, next_records): the products
-    of a block's tile for the first ``tiles`` tiles of 8 columns.  Returns k, parity and n for the tile after it.
-
-    k: the stage of the first unit of ``x``, whose copy has been started, and its parity; n: the units that the block has
-    processed; records: the warp's, of which the first has been started.  more: if other tiles may follow (``follows``),
-    whether one does, and its first stage and record are ``next_x`` and ``next_records``.
-    The sums are in shared memory: those of the thread for tile t of columns at [APART * t + 4 * thread], 4 words.
-    """
-    fmt = unpack(T[format], False)
-    record, n_stage, barriers_at = record_words(format), _stage_words(format), _barriers_at(format)
-    stages_at, n_dots = N_DOTS * THREADS, 4 * tiles
-    records_at = stages_at + STAGES * n_stage
-    full, empty, loaded = barriers_at, barriers_at + 2 * STAGES, barriers_at + 4 * STAGES
-    load, header, factors, mins, n_words = fmt.make_load(SHARED_LOADS), fmt.header, fmt.factors, fmt.mins, fmt.words
-    planes_of, minimums = make_planes(fmt), make_minimums(fmt)
-    close, end = _make_close(mins, tiles), make_end(tiles, APART)
-    plane_products = make_plane_products(8 * tiles, _shift(fmt), fmt.offset > 0, 2 if tiles > 8 else 1)
-    half_products = make_half_products(8 * tiles)
-    _, fetch, fetch_record = make_pipeline(format)
+    @device
+    def begin_records(shared, thread, records, units):
+        if thread & 31 == 0:
+            for k in range(places - 1):
+                if k < units:
+                    fetch_record(shared, I(places * (thread >> 5) + k), advance(records, k * record))
 
     @device
-    def multiply(shared, thread, k, parity, n, x, records, units, more, next_x, next_records):
+    def begin_stages(shared, thread, x, units):
+        if thread == 0:
+            for k in range(ahead):
+                if k < units:
+                    fetch(shared, I(k), advance(x, k * block_words))
+
+    return Pipeline(begin, fetch, fetch_record, begin_records, begin_stages)
+
+
+def _make_keep(tiles: int) -> DeviceFunction:
+    """The device function keep(acc, chain): end a chain and write it to memory; chain is the lane's."""
+
+    @device
+    def keep(acc, chain):
+        for n in range(tiles):
+            store4(chain, 128 * n, acc[4 * n], acc[4 * n + 1], acc[4 * n + 2], acc[4 * n + 3])
+            for k in range(4):
+                acc[4 * n + k] = f32(0.0)
+
+    return keep
+
+
+def make_multiply(areas: Areas, tiles: int, follows: bool = False) -> DeviceFunction:
+    """The device function multiply(shared, thread, at, x, records, units, length, to, more, next_x, next_records): the
+    products of a block's tile for the first ``tiles`` tiles of 8 columns, over ``units`` units in chains of ``length``.
+
+    at: ``START``, or what the tile before it has returned; x, records: the activations and the records of the warp, of which
+    the first have been started (``Pipeline``).  more: if other tiles may follow (``follows``), whether one does, whose first
+    stage and record are ``next_x`` and ``next_records``.
+    to: where the thread's sums will be, in shared memory: those of tile t of columns at [areas.apart * t], 4 words; if blocks
+    share chains, where the lane's sums of the first chain will be, in memory (``warpgroup_matmul.chain_floats``).
+    """
+    pipeline, fmt, split = make_pipeline(areas), unpack(T[areas.format], False), areas.shape.split > 1
+    record, n_stage, stages, places, ahead = areas.record, areas.stage, areas.stages, areas.places, areas.ahead
+    assert not follows or (places, ahead) == (2, 1), "the next tile has started one stage and one record"
+    stages_at, records_at, n_dots, apart = areas.stages_at, areas.records_at, 4 * tiles, areas.apart
+    full, empty, loaded = areas.full, areas.empty, areas.loaded
+    scales_at, sums_at, block_words = block_parts(areas.shape.tiles)
+    load, header, factors, mins, n_words = fmt.make_load(SHARED_LOADS), fmt.header, fmt.factors, fmt.mins, fmt.words
+    products, minimums = _make_products(fmt, 8 * tiles), make_minimums(fmt)
+    close, end, keep = _make_close(mins, tiles), make_end(tiles, apart), _make_keep(tiles)
+    half_products = make_half_products(8 * tiles)
+    fetch, fetch_record = pipeline.fetch, pipeline.fetch_record
+
+    @device
+    def multiply(shared, thread, at, x, records, units, length, to, more, next_x, next_records):
         acc = cuda.local.array(n_dots, np.float32)
         dots = cuda.local.array(n_dots, np.int32)
         least = cuda.local.array(n_dots, np.float32)
-        planes = cuda.local.array(64, np.uint32)
         words = cuda.local.array(n_words, np.uint32)
-        warp, lane = I(thread >> 5), I(thread & 31)
-        total = advance(shared, I(4 * thread))
+        lane, own = I(thread & 31), I(places * (thread >> 5))
+        k, parity, place, turn = at
         for j in range(n_dots):
             acc[j], least[j] = f32(0.0), f32(0.0)
-        for t in range(tiles):
-            keep4(total, t * APART, f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-        length = I((units + CHAINS - 1) // CHAINS)
+        if not split:
+            for t in range(tiles):
+                keep4(to, t * apart, f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+        x, records = advance(x, (ahead - 1) * block_words), advance(records, (places - 2) * record)
         u, left = I(0), length
         while u < units:
-            x, records = advance(x, BLOCK_WORDS), advance(records, record)
-            ahead, place = I(u + 1) < units, I(2 * warp + (n & 1))
-            if follows and not ahead:
-                ahead = more
+            x, records = advance(x, block_words), advance(records, record)
+            more_x, more_records = I(u + ahead) < units, I(u + (places - 1)) < units
+            if follows and not more_x:
+                more_x, more_records = more, more
                 x, records = next_x, next_records
-            if lane == 0 and ahead:
+            if lane == 0 and more_records:
                 # The products of the unit before this one have used what was there.
-                fetch_record(shared, I(place ^ 1), records)
-            if thread == 0 and ahead:
-                after = I(k + 1) if k < STAGES - 1 else I(0)
+                fetch_record(shared, I(own + I(place - 1 if place > 0 else places - 1)), records)
+            if thread == 0 and more_x:
+                after, released = I(k + ahead), I(parity ^ 1)
+                if after >= stages:
+                    after, released = I(after - stages), parity
                 # The phase that ended when the stage was last released; before it has been used, parity 1 has ended.
-                barrier_wait(shared, I(empty + 2 * after), I(parity ^ 1) if after > 0 else parity)
+                barrier_wait(shared, I(empty + 2 * after), released)
                 fetch(shared, after, x)
-            barrier_wait(shared, I(loaded + 2 * place), I((n >> 1) & 1))
+            barrier_wait(shared, I(loaded + 2 * I(own + place)), turn)
             cuda.syncwarp()
-            load(advance(shared, I(records_at + place * record)), lane, words)
+            load(advance(shared, I(records_at + I(own + place) * record)), lane, words)
             h, f = header(words), factors(words)
-            planes_of(words, h, planes)
             m = (u32(0), u32(0), u32(0), u32(0))
             if mins:
                 m = minimums(h, lane)
             stage = I(stages_at + k * n_stage)
-            barrier_wait(shared, I(full + 2 * k), parity)
-            cuda.syncwarp()
-            plane_products(planes, shared, stage, dots)
+            products(words, h, shared, stage, I(full + 2 * k), parity, dots)
             if mins:
-                half_products(m, shared, I(stage + BLOCK_SUMS_AT), least)
-            close(advance(shared, I(stage + BLOCK_SCALES_AT + 2 * (lane & 3))), f, dots, least, acc)
+                half_products(m, shared, I(stage + sums_at), least)
+            close(advance(shared, I(stage + scales_at + 2 * (lane & 3))), f, dots, least, acc)
             cuda.syncwarp()
             if lane == 0:
                 barrier_arrive(shared, I(empty + 2 * k))
-            u, n, left, k = I(u + 1), I(n + 1), I(left - 1), I(k + 1)
+            u, left, k, place = I(u + 1), I(left - 1), I(k + 1), I(place + 1)
             if left == 0 or u == units:
-                end(acc, total)
+                if split:
+                    keep(acc, to)
+                    to = advance(to, 128 * tiles)
+                else:
+                    end(acc, to)
                 left = length
-            if k == STAGES:
+            if k == stages:
                 k, parity = I(0), I(parity ^ 1)
-        return k, parity, n
+            if place == places:
+                place, turn = I(0), I(turn ^ 1)
+        return k, parity, place, turn
 
     return multiply

@@ -28,25 +28,25 @@ from numba import cuda
 
 from engine.cuda.intrinsics import advance, bits_float, let_next_begin, load4, pointer, vector4, wait_for_inputs
 from engine.cuda.products.experts import NOTHING, Finish, make_finish
-from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS
+from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS, block_parts
 from engine.cuda.products.unpack import device
 from engine.cuda.products.warpgroup_chain import (
-    APART,
-    COLUMNS,
+    LARGE,
+    START,
     TARGET,
-    THREADS,
-    WARPS,
+    Areas,
     make_multiply,
     make_pipeline,
-    record_words,
-    shared_bytes,
 )
 from engine.cuda.products.wide_experts import find
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
+from engine.gguf.quants import CHAINS
 
 u32 = np.uint32
 I = np.int32  # noqa: E741
+
+THREADS, WARPS, COLUMNS = LARGE.threads, LARGE.warps, 8 * LARGE.tiles
 
 HALF = BLOCK_TILES // 2
 """Tiles of 8 columns that are multiplied if an item has no pairs in the others."""
@@ -72,19 +72,22 @@ def gathered_words(items: int, units: int) -> int:
 
 
 @kernel(U32P, I32P, I32P, i32, U32P, threads=COPIERS, target=TARGET)
-def gather_pairs(share: int) -> KernelCode:
+def gather_pairs(share: int, tiles: int = BLOCK_TILES) -> KernelCode:
     """Copy the activations of the pairs of each item to a block of their own.
 
-    share: the number of pairs that have an activation row in common: n_used, for down 1.  Grid: (items, units).
+    share: the number of pairs that have an activation row in common: n_used, for down 1; tiles: the layout of the rows, one
+    of ``BLOCKS``.  Grid: (items, units).
     """
+    scales_at, sums_at, block_words = block_parts(tiles)
+    columns = 8 * tiles
     pieces, sum_pieces = 128 * BLOCK_TILES, 16 * BLOCK_TILES  # of 16 bytes
 
     @device
-    def copy(x, out, t, c, units, at, row_words, part):
+    def copy(x, out, t, c, units, from_at, at, row_words, part):
         """Copy a piece: ``part`` of row t, to column c."""
-        block, tile = I(u32(t) // u32(COLUMNS)), I((t >> 3) & (BLOCK_TILES - 1))
-        from_ = advance(x, np.int64(I(block * units)) * BLOCK_WORDS)
-        words = load4(from_, I(I(at + row_words * tile) + I(32 * part + 4 * (t & 7))))
+        block, tile = I(u32(t) // u32(columns)), I((t >> 3) & (tiles - 1))
+        from_ = advance(x, np.int64(I(block * units)) * block_words)
+        words = load4(from_, I(I(from_at + row_words * tile) + I(32 * part + 4 * (t & 7))))
         to = advance(out, I(I(at + row_words * (c >> 3)) + I(32 * part + 4 * (c & 7))))
         for k in range(4):
             to[k] = words[k]
@@ -102,23 +105,23 @@ def gather_pairs(share: int) -> KernelCode:
         if thread < count:
             rows[thread] = I(u32(listed[start + thread]) // u32(share))
         cuda.syncthreads()
-        x = advance(x, np.int64(u) * BLOCK_WORDS)
+        x = advance(x, np.int64(u) * block_words)
         out = advance(out, np.int64(I(cuda.blockIdx.x * units + u)) * BLOCK_WORDS)
         for k in range(pieces // COPIERS):
             # Consecutive threads write consecutive pieces: of eight columns, of each position.
             i = I(thread + k * COPIERS)
             c = I(8 * (i >> 7) + (i & 7))
             if c < count:
-                copy(x, out, rows[c], c, units, I(0), I(512), I((i >> 3) & 15))
+                copy(x, out, rows[c], c, units, I(0), I(0), I(512), I((i >> 3) & 15))
         for k in range(sum_pieces // COPIERS):
             i = I(thread + k * COPIERS)
             c = I(8 * (i >> 4) + (i & 7))
             if c < count:
-                copy(x, out, rows[c], c, units, I(BLOCK_SUMS_AT), I(64), I((i >> 3) & 1))
+                copy(x, out, rows[c], c, units, I(sums_at), I(BLOCK_SUMS_AT), I(64), I((i >> 3) & 1))
         if thread < count:
             t = rows[thread]
-            from_ = advance(x, np.int64(I(I(u32(t) // u32(COLUMNS)) * units)) * BLOCK_WORDS)
-            out[I(BLOCK_SCALES_AT + thread)] = from_[I(BLOCK_SCALES_AT + (t & (COLUMNS - 1)))]
+            from_ = advance(x, np.int64(I(I(u32(t) // u32(columns)) * units)) * block_words)
+            out[I(BLOCK_SCALES_AT + thread)] = from_[I(scales_at + (t & (columns - 1)))]
 
     return gather_pairs
 
@@ -139,6 +142,11 @@ def settle(items, n_items, n_blocks, item, block):
     return item, block
 
 
+def shared_bytes(format: str, finish: Finish = NOTHING) -> int:
+    """Shared memory of a block."""
+    return Areas(format, LARGE).bytes
+
+
 @kernel(
     *(U32P, U32P, F32P, F32P, I32P, I32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, U32P),
     threads=THREADS,
@@ -153,9 +161,10 @@ def matmul_experts_warpgroups(format: str, finish: Finish = NOTHING) -> KernelCo
     finish: what is done with the products: factors f0 and f1 [n_expert], biases b0 and b1 [n_expert, R].
     Grid and threads: ``geometry``, for ``end``.
     """
-    record = record_words(format)
-    begin, fetch, fetch_record = make_pipeline(format)
-    multiply, multiply_half = make_multiply(format, BLOCK_TILES, True), make_multiply(format, HALF, True)
+    areas = Areas(format, LARGE)
+    record, apart, pipeline = areas.record, areas.apart, make_pipeline(areas)
+    begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
+    multiply, multiply_half = make_multiply(areas, BLOCK_TILES, True), make_multiply(areas, HALF, True)
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
 
     @device
@@ -184,15 +193,13 @@ def matmul_experts_warpgroups(format: str, finish: Finish = NOTHING) -> KernelCo
         total = advance(shared, I(4 * thread))
         wait_for_inputs()
         item, block = settle(items, n_items, n_blocks, I(0), I(cuda.blockIdx.x))
-        k, parity, n = I(0), I(0), I(0)
+        at, length = START, I((units + CHAINS - 1) // CHAINS)
         if item >= n_items:
             return
         records = records_of(w0, w1, items, n_tiles, end, n_rows, units, item, block, warp)
         own = advance(x, np.int64(I(item * units)) * BLOCK_WORDS)
-        if lane == 0:
-            fetch_record(shared, I(2 * warp), records)
-        if thread == 0:
-            fetch(shared, I(0), own)
+        begin_records(shared, thread, records, units)
+        begin_stages(shared, thread, own, units)
         while item < n_items:
             next_item, next_block = settle(items, n_items, n_blocks, item, I(block + cuda.gridDim.x))
             more = next_item < n_items
@@ -201,11 +208,9 @@ def matmul_experts_warpgroups(format: str, finish: Finish = NOTHING) -> KernelCo
             next_own = advance(x, np.int64(I(known * units)) * BLOCK_WORDS)
             count = items[4 * item + 2]
             if count > 8 * HALF:
-                k, parity, n = multiply(shared, thread, k, parity, n, own, records, units, more, next_own, next_records)
+                at = multiply(shared, thread, at, own, records, units, length, total, more, next_own, next_records)
             else:
-                k, parity, n = multiply_half(
-                    shared, thread, k, parity, n, own, records, units, more, next_own, next_records
-                )
+                at = multiply_half(shared, thread, at, own, records, units, length, total, more, next_own, next_records)
             tile, second = place(items, n_tiles, end, n_rows, item, block, warp)
             out, expert = out1 if second else out0, items[4 * item]
             # Negative if the expert begins inside a record, whose other rows belong to another expert.
@@ -222,7 +227,7 @@ def matmul_experts_warpgroups(format: str, finish: Finish = NOTHING) -> KernelCo
             pairs, column = advance(listed, items[4 * item + 1]), I(2 * (lane & 3))
             for t in range(BLOCK_TILES):
                 if column < count:
-                    sums = vector4(total, t * APART)
+                    sums = vector4(total, t * apart)
                     for e in range(2):
                         c = I(column + e)
                         if c < count:

@@ -1,99 +1,237 @@
-"""Matrix products of many activation rows by warpgroups: the prompt pass on compute capability 9.0.
+"""Matrix products of many activation rows by warpgroups, on compute capability 9.0: prompts, and steps of many sequences.
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
 Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the blocks of
     ``engine/cuda/products/quantize.py``; out float32 [rows, R].  Up to three matrices of one format with the same activations
     are multiplied in one launch.
-Who owns what: a block owns 128 weight rows and 128 activation rows, each of its two warpgroups 64 of the weight rows, and a
-    warp 16 of them (``engine/cuda/products/warpgroup_chain.py``).
+Who owns what: a block owns the activation rows of a block of activations, 32, 64 or 128, and 64 weight rows for each of its
+    warpgroups, a warp 16 of them; lane 4 g + t rows g and g + 8 for columns 2 t and 2 t + 1 of each 8.  Where there would be
+    fewer blocks than multiprocessors, several blocks share the eight chains of the same rows; ``matmul_chains`` adds these.
 Reduction order: that of ``engine/cuda/products/matmul.py``: chain = fma(da_u, value_u, chain) for the units of a chain in
     rising order, result = ((0 + chain_0) + chain_1) + ... .  The sums inside a unit are of integers, exact in any order.
-Bytes moved: the records once per 128 activation rows, the activations once per 128 weight rows, mostly from the L2 cache.
+Bytes moved: the records once per block of activations; the activations once per block's weight rows, and shared chains once
+    to memory and back, mostly in the L2 cache.
+
+A block computes as in ``engine/cuda/products/warpgroup_chain.py``.
 """
 
 import numpy as np
 from numba import cuda
 
-from engine.cuda.intrinsics import advance, bits_float, let_next_begin, pointer, vector4, wait_for_inputs
-from engine.cuda.products.quantize import BLOCK_TILES, BLOCK_WORDS
-from engine.cuda.products.warpgroup_chain import (
-    APART,
-    COLUMNS,
-    TARGET,
-    THREADS,
-    WARPS,
-    make_multiply,
-    make_pipeline,
-    record_words,
-    shared_bytes,
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    float_bits,
+    let_next_begin,
+    load4,
+    pointer,
+    vector4,
+    wait_for_inputs,
 )
-from engine.cuda.runtime.compiler import F32P, U32P, Specialization, i32, kernel
+from engine.cuda.products.quantize import block_parts, layout_of
+from engine.cuda.products.unpack import device
+from engine.cuda.products.warpgroup_chain import START, TARGET, Areas, Shape, make_multiply, make_pipeline
+from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
+from engine.gguf.quants import CHAINS
 
+f32 = np.float32
+u32 = np.uint32
 I = np.int32  # noqa: E741
 
+MOST_GROUPS = {4: 4, 8: 3, 16: 2}
+"""The most warpgroups of a block, by the tiles of 8 columns, which the registers of a thread allow."""
 
-def geometry(format: str, rows: int, tiles: int) -> tuple[Specialization, tuple[int, int], int]:
-    """(kernel, grid, threads per block) for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows."""
-    return matmul_warpgroups(format), (-(-rows // COLUMNS), -(-tiles // WARPS)), THREADS
+UNIT_TIMES = {4: 0.3, 8: 0.5, 16: 1.15}
+"""Microseconds for a unit of 64 weight rows on a multiprocessor, by the tiles of 8 columns."""
+JOIN_TIME, JOIN_RATE = 2.0, 3e6
+"""Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one."""
+
+
+def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Shape:
+    """The shape of the blocks for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows of ``units`` units: the one
+    that should take the least time, one block on a multiprocessor at a time."""
+    columns = layout_of(256, rows, warpgroups=True)
+
+    def time(shape: Shape) -> float:
+        x, y, z = shape.grid(rows, tiles)
+        own = min(units, CHAINS // shape.split * -(-units // CHAINS))
+        main = -(-x * y * z // multiprocessors) * shape.groups * own * UNIT_TIMES[columns]
+        moved = 2 * 4 * chain_floats(shape, rows, tiles)
+        return main + (JOIN_TIME + moved / JOIN_RATE if shape.split > 1 else 0)
+
+    most = MOST_GROUPS[columns]
+    return min((Shape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(most, 1, -1)), key=time)
+
+
+def _areas(format: str, tiles: int, groups: int, split: bool) -> Areas:
+    return Areas(format, Shape(tiles, groups, CHAINS if split else 1))
+
+
+def threads(format: str, tiles: int, groups: int, split: bool) -> int:
+    """Threads of a block."""
+    return 128 * groups
+
+
+def shared_bytes(format: str, tiles: int, groups: int, split: bool) -> int:
+    """Shared memory of a block."""
+    return _areas(format, tiles, groups, split).bytes
+
+
+# --- the results -------------------------------------------------------------------------------------------------
+
+
+@device
+def _write(sums, column, row, rows, n_rows, residual, add, out):
+    """Write a lane's four results, as words, of a tile of 8 columns."""
+    for k in range(4):
+        t, r = I(column + (k & 1)), I(row + 8 * (k >> 1))
+        if t < rows and r < n_rows:
+            at, value = np.int64(t) * n_rows + r, bits_float(I(sums[k]))
+            if add != 0:
+                value = value + residual[at]
+            out[at] = value
+
+
+def chain_floats(shape: Shape, rows: int, tiles: int) -> int:
+    """The size of the chains that blocks share: [blocks of activations, tiles of 16 weight rows, 8 chains, tiles of 8
+    columns, 32 lanes, 4]."""
+    return shape.grid(rows, tiles)[0] * tiles * CHAINS * shape.tiles * 128
+
+
+def chains_grid(shape: Shape, rows: int, tiles: int) -> tuple[int, int]:
+    """The grid of ``matmul_chains``, of blocks of 256 threads."""
+    return shape.grid(rows, tiles)[0], -(-tiles * shape.tiles // 8)
+
+
+@kernel(
+    *(F32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, i32, i32),
+    *(i32, i32),
+    threads=256,
+)
+def matmul_chains(tiles: int) -> KernelCode:
+    """The results of ``matmul_warpgroups`` from chains that blocks have shared, with the same outputs, ends and rows;
+    n_chains: the number of chains that have units.
+
+    Who owns what: a thread owns the results of a lane for a tile of 8 columns.
+    Grid: ``chains_grid``.
+    """
+    shift = tiles.bit_length() - 1
+
+    @cuda.jit
+    def matmul_chains(chains, out0, out1, out2, residual, add, end0, end1, end2, rows0, rows1, rows2, n_chains, rows):
+        let_next_begin()
+        i = I(I(cuda.blockIdx.y * 8) + (cuda.threadIdx.x >> 5))
+        lane, n, tile = I(cuda.threadIdx.x & 31), I(i & (tiles - 1)), I(i >> shift)
+        wait_for_inputs()
+        if tile < end2:
+            first = I(cuda.blockIdx.x * end2 + tile)
+            own = advance(chains, np.int64(first) * (CHAINS * tiles * 128) + I(128 * n + 4 * lane))
+            given = cuda.local.array((CHAINS, 4), np.uint32)
+            sums = cuda.local.array(4, np.uint32)
+            for c in range(CHAINS):
+                if c < n_chains:
+                    given[c, 0], given[c, 1], given[c, 2], given[c, 3] = load4(own, 128 * tiles * c)
+            for k in range(4):
+                total = f32(0.0)
+                for c in range(CHAINS):
+                    if c < n_chains:
+                        total = total + bits_float(I(given[c, k]))
+                sums[k] = u32(float_bits(total))
+            out, n_rows = out0, rows0
+            if tile >= end1:
+                out, n_rows, tile = out2, rows2, I(tile - end1)
+            elif tile >= end0:
+                out, n_rows, tile = out1, rows1, I(tile - end0)
+            column = I(I(cuda.blockIdx.x * tiles + n) * 8 + 2 * (lane & 3))
+            _write(sums, column, I(16 * tile + (lane >> 2)), rows, n_rows, residual, add, out)
+
+    return matmul_chains
+
+
+# --- the kernel --------------------------------------------------------------------------------------------------
+
+
+# --- the kernel --------------------------------------------------------------------------------------------------
 
 
 @kernel(
     *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, i32, i32),
-    *(i32, U32P, i32),
-    threads=THREADS,
+    *(i32, U32P, i32, i32, F32P),
+    threads=threads,
     blocks=1,
     shared=shared_bytes,
     target=TARGET,
 )
-def matmul_warpgroups(format: str) -> KernelCode:
+def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> KernelCode:
     """Up to three matrices times the same activations: matrix m has tiles of 16 rows up to ends[m] (running over all three),
     rows[m] rows, and its own output; ``add``: whether the residual is added.
 
-    Grid and threads: ``geometry``, for ends[last] tiles.
+    split: whether blocks share chains, ``n_chains`` for each, which they write to ``chains`` (``chain_floats``); otherwise
+    n_chains is 8.
+    Grid: ``Shape.grid`` of Shape(tiles, groups, 8 / n_chains), for ends[last] tiles; 128 * groups threads.
     """
-    record = record_words(format)
-    begin, fetch, fetch_record = make_pipeline(format)
-    multiply = make_multiply(format, BLOCK_TILES)
+    areas = _areas(format, tiles, groups, split)
+    record, warps, columns, apart = areas.record, areas.shape.warps, 8 * tiles, areas.apart
+    block_words = block_parts(tiles)[2]
+    pipeline, multiply = make_pipeline(areas), make_multiply(areas, tiles)
+    begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
 
     @cuda.jit
     def matmul_warpgroups(
-        w0, w1, w2, out0, out1, out2, residual, add, end0, end1, end2, rows0, rows1, rows2, units, x, rows
+        w0,
+        w1,
+        w2,
+        out0,
+        out1,
+        out2,
+        residual,
+        add,
+        end0,
+        end1,
+        end2,
+        rows0,
+        rows1,
+        rows2,
+        units,
+        x,
+        rows,
+        n_chains,
+        chains,
     ):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, 128))
-        thread = I(cuda.threadIdx.x & (THREADS - 1))
-        warp, lane = I(thread >> 5), I(thread & 31)
+        thread = I(cuda.threadIdx.x)
+        lane = I(thread & 31)
         begin(shared, thread)
-        tile = I(cuda.blockIdx.y * WARPS + warp)
+        tile = I(cuda.blockIdx.y * warps + (thread >> 5))
         there = tile < end2
         # Past the last tile it is the last again.
         tile = min(tile, I(end2 - 1))
+        length = I((units + CHAINS - 1) // CHAINS)
+        chain = I(cuda.blockIdx.z * n_chains)
+        first = I(chain * length)
+        own = min(I(n_chains * length), I(units - first))
+        at = np.int64(I(I(cuda.blockIdx.x * end2 + tile) * CHAINS + chain)) * (128 * tiles) + 4 * lane
         w, out, n_rows = w0, out0, rows0
         if tile >= end1:
             w, out, n_rows, tile = w2, out2, rows2, I(tile - end1)
         elif tile >= end0:
             w, out, n_rows, tile = w1, out1, rows1, I(tile - end0)
-        records = advance(w, np.int64(I(tile * units)) * record)
-        if lane == 0:
-            fetch_record(shared, I(2 * warp), records)
-        x = advance(x, np.int64(I(cuda.blockIdx.x * units)) * BLOCK_WORDS)
+        records = advance(w, np.int64(I(tile * units + first)) * record)
+        begin_records(shared, thread, records, own)
+        x = advance(x, np.int64(I(cuda.blockIdx.x * units + first)) * block_words)
         wait_for_inputs()
-        if thread == 0:
-            fetch(shared, I(0), x)
-        multiply(shared, thread, I(0), I(0), I(0), x, records, units, False, x, records)
-        total = advance(shared, I(4 * thread))
-        column, row = I(cuda.blockIdx.x * COLUMNS + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
-        low, high = there and row < n_rows, there and I(row + 8) < n_rows
-        to = np.int64(column) * n_rows + row
-        for n in range(BLOCK_TILES):
-            sums = vector4(total, n * APART)
-            for e in range(4):
-                if I(column + (e & 1)) < rows and (high if e > 1 else low):
-                    at, value = to + ((e & 1) * n_rows + 8 * (e >> 1)), bits_float(I(sums[e]))
-                    if add != 0:
-                        value = value + residual[at]
-                    out[at] = value
-            column, to = I(column + 8), to + np.int64(8 * n_rows)
+        begin_stages(shared, thread, x, own)
+        if split:
+            multiply(shared, thread, START, x, records, own, length, advance(chains, at), False, x, records)
+        else:
+            total = advance(shared, I(4 * thread))
+            multiply(shared, thread, START, x, records, own, length, total, False, x, records)
+            column, row = I(cuda.blockIdx.x * columns + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
+            if there:
+                for n in range(tiles):
+                    sums = vector4(total, n * apart)
+                    _write(sums, I(column + 8 * n), row, rows, n_rows, residual, add, out)
 
     return matmul_warpgroups

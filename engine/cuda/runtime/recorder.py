@@ -100,7 +100,7 @@ class Recorder:
     def int8(self, unit: int, rows: int, columns: int, *, layout: int = quantize.NARROW) -> Int8:
         """Uninitialized arrays for activations [rows, columns] as int8, with a scale for every ``unit`` values."""
         q, d, sums = quantize.activation_words(unit, rows, columns, layout)
-        if layout == quantize.BLOCKS:
+        if layout in quantize.BLOCKS:
             everything = self.empty((q,), np.uint32)
             return Int8(everything, everything, everything)
         return Int8(self.empty((q,), np.uint32), self.empty((d,)), self.empty((sums,), np.uint32))

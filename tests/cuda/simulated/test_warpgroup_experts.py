@@ -13,7 +13,7 @@ if not SIMULATED:
 from engine.cuda.products import repack, warpgroup_experts
 from engine.cuda.products.experts import NOTHING, Finish, tiles
 from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_WORDS
-from engine.cuda.products.warpgroup_chain import COLUMNS
+from engine.cuda.products.warpgroup_experts import COLUMNS
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
 from tests.cuda.simulated.test_experts import by_expert, launched, mixture, other

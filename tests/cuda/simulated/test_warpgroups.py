@@ -24,6 +24,8 @@ from engine.cuda.warpgroups import (
     bulk_copy,
     make_half_products,
     make_plane_products,
+    make_step_products,
+    matrices,
 )
 
 I = np.int32  # noqa: E741
@@ -76,7 +78,7 @@ def test_every_atom_has_a_law() -> None:
     assert [name for name, value in vars(warpgroups).items() if isinstance(value, _Intrinsic)] == []
 
 
-@pytest.mark.parametrize(("shift", "signed"), [(3, False), (6, True)])
+@pytest.mark.parametrize(("shift", "signed"), [(3, False), (8, True)])
 def test_products_of_planes(shift: int, signed: bool) -> None:
     products = make_plane_products(COLUMNS, shift, signed)
 
@@ -101,14 +103,45 @@ def test_products_of_planes(shift: int, signed: bool) -> None:
             out[lane * (COLUMNS // 2) + k] = dots[k]
 
     rng = np.random.default_rng(0)
-    low, high = (-128, 128) if signed else (0, 256)
-    planes = rng.integers(low, high, (2, 16, 256)).astype(np.int8 if signed else np.uint8)
+    first = rng.integers(*((-128, 128) if signed else (0, 256)), (16, 256)).astype(np.int8 if signed else np.uint8)
+    planes = first, rng.integers(0, 256, (16, 256)).astype(np.uint8)
     x = rng.integers(-127, 128, (COLUMNS, 256)).astype(np.int8)
     out = np.zeros((32, COLUMNS // 2), np.int32)
     words = np.concatenate([fragments(plane) for plane in planes], axis=1)
     launch(kernel, (U32P, U32P, I32P), [words, core_matrices(x), out])
     top, rest = (plane.astype(np.int64) @ x.astype(np.int64).T for plane in planes)
     assert np.array_equal(results(out), (top << shift) + rest)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_products_in_steps(signed: bool) -> None:
+    begin, add, finish = make_step_products(COLUMNS, signed)
+
+    def kernel(planes, x, out):
+        let_next_begin()
+        shared = pointer(cuda.shared.array(0, np.uint32, 128))
+        lane = I(cuda.threadIdx.x)
+        dots = cuda.local.array(COLUMNS, np.int32)
+        wait_for_inputs()
+        for k in range(lane, 64 * COLUMNS, 32):
+            shared[k] = x[k]
+        cuda.syncthreads()
+        own, place = advance(planes, I(64 * lane)), matrices(shared, I(0))
+        for j in range(8):
+            a, b = tuple(own[4 * j + k] for k in range(4)), tuple(own[32 + 4 * j + k] for k in range(4))
+            (add if j > 0 else begin)(a, b, place, I(j), dots)
+        finish(dots)
+        for k in range(COLUMNS):
+            out[lane * COLUMNS + k] = dots[k]
+
+    rng = np.random.default_rng(0)
+    high = rng.integers(*((-128, 128) if signed else (0, 256)), (16, 256)).astype(np.int8 if signed else np.uint8)
+    low, x = rng.integers(0, 256, (16, 256)).astype(np.uint8), rng.integers(-127, 128, (COLUMNS, 256)).astype(np.int8)
+    out = np.zeros((32, COLUMNS), np.int32)
+    words = np.concatenate([fragments(high), fragments(low)], axis=1)
+    launch(kernel, (U32P, U32P, I32P), [words, core_matrices(x), out])
+    for found, plane in zip(np.split(out, 2, axis=1), (high, low), strict=True):
+        assert np.array_equal(results(found), plane.astype(np.int64) @ x.astype(np.int64).T)
 
 
 def test_products_of_halves() -> None:

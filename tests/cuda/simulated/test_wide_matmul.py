@@ -11,7 +11,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cuda import backend
-from engine.cuda.products import repack, warpgroup_chain, wide_matmul
+from engine.cuda.products import repack, warpgroup_chain, warpgroup_matmul, wide_matmul
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
 from tests.cuda.simulated.test_experts import packed
@@ -72,10 +72,73 @@ def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large:
     columns = units * FORMATS_BY_NAME[name].unit
     w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
     names, (ours,) = product(gpu, x, w)
-    by_warpgroups = large and name in warpgroup_chain.FORMATS_OF_PLANES
-    kind = "warpgroups" if by_warpgroups else "wide"
-    assert names[1:] == [f"matmul_{kind}[{name}]" if large else f"matmul_wide[{name}, True]"]
+    expected = f"matmul_wide[{name}]" if large else f"matmul_wide[{name}, True]"
+    if large and name in warpgroup_chain.FORMATS_OF_PLANES:
+        expected = f"matmul_warpgroups[{name}, {4 if rows <= 32 else 16}, {3 if n_rows > 128 else 2}, False]"
+    assert names[1:] == [expected]
     same(ours, cpu.matmul(x, w)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "units", "tiles", "groups", "split"),
+    few(
+        [
+            # All stages are used again, by two warpgroups and by three.
+            ("Q4_K", 17, 9, 4, 2, 1),
+            ("Q6_K", 33, 6, 8, 3, 1),
+            # Blocks with two chains, with one, and with none.
+            ("Q4_K", 31, 3, 4, 2, 4),
+            ("Q6_K", 64, 3, 8, 2, 2),
+            ("Q5_K", 100, 2, 16, 2, 8),
+            ("Q5_K", 32, 3, 4, 4, 2),
+            # Chains of two units, the last with one.
+            ("Q6_K", 32, 15, 4, 2, 4),
+            ("Q4_K", 65, 1, 16, 2, 1),
+            ("Q4_K", 128, 4, 16, 2, 4),
+            ("Q5_K", 33, 8, 8, 3, 8),
+        ],
+        3,
+    ),
+)
+def test_blocks_of_warpgroups(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, units: int, tiles: int, groups: int, split: int
+) -> None:
+    """Neither the shape of blocks nor the number of blocks that share the chains of a row shows; with a residual, or a
+    second matrix in the same launch."""
+    gpu.device.shared_memory = LARGE
+    shape = warpgroup_chain.Shape(tiles, groups, split)
+    monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *given: shape)
+    x, residual = activations(rows, units * 256), activations(rows, 21)
+    matrices = [weight(FORMATS_BY_NAME[name], n, units * 256) for n in (21, 3)]
+    given, before, held = gpu.upload(x), gpu.upload(residual), [gpu.weight(w) for w in matrices]
+    if split > 1:
+        plan = gpu.record(lambda: [gpu.matmul_add(before, given, held[0])])
+        expected = [cpu.matmul_add(residual, x, matrices[0])]
+    else:
+        plan = gpu.record(lambda: gpu.matmul(given, *held))
+        expected = cpu.matmul(x, *matrices)
+    gpu.start(plan)
+    names = [launch.kernel.name for launch in plan.launches]
+    product_of = f"matmul_warpgroups[{name}, {tiles}, {groups}, {split > 1}]"
+    assert names[1:] == [product_of] + [f"matmul_chains[{tiles}]"] * (split > 1)
+    for ours, theirs in zip(plan.result, expected, strict=True):
+        same(gpu.download(ours), theirs)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_rows", "units", "expected"),
+    [
+        (32, 24576, 16, (4, 3, 1)),
+        (32, 4096, 48, (4, 2, 4)),
+        (64, 4096, 16, (8, 2, 4)),
+        (128, 4096, 16, (16, 2, 4)),
+        (2048, 24576, 16, (16, 2, 1)),
+        (2048, 4096, 16, (16, 2, 1)),
+    ],
+)
+def test_shapes_for_an_h200(rows: int, n_rows: int, units: int, expected: tuple[int, int, int]) -> None:
+    """Few rows have narrow blocks, and few weights are spread over all multiprocessors."""
+    assert warpgroup_matmul.shape_of(rows, n_rows // 16, units, 132) == warpgroup_chain.Shape(*expected)
 
 
 def test_matrices_side_by_side(gpu: backend.Backend) -> None:
