@@ -190,25 +190,39 @@ def _make_split(offset: int) -> DeviceFunction:
 
 
 @device
+def _scale_parts(h, r, g):
+    """s >> 3 and s & 7 of a scale s in 0 .. 63, byte g % 4 of word 4 r + g // 4 of the header; two instructions."""
+    word, k = h[4 * r + g // 4], u32(0x4440 + g % 4)
+    high, low = u32((word >> u32(3)) & u32(0x07070707)), u32(word & u32(0x07070707))
+    return pick_bytes(high, u32(0), k), pick_bytes(low, u32(0), k)
+
+
+@device
 def _split_scale(q, s):
-    """The bytes of both planes of four weights q * s, with s in 0 .. 63 and q at most 31: q * (s >> 3) and q * (s & 7)."""
-    return u32(q * u32(s >> u32(3))), u32(q * u32(s & u32(7)))
+    """The bytes of both planes of four weights q * s, with q at most 31: q * (s >> 3) and q * (s & 7)."""
+    return u32(q * s[0]), u32(q * s[1])
 
 
 def _make_part(fmt: Unpack) -> DeviceFunction:
     """The device function part(words, header, j): the lane's four words of the high plane and of the low one, for positions
     32 j .. 32 j + 31 of a record."""
-    block, scale, sixteen = fmt.block, fmt.scale, fmt.group == 16
+    block, signed, sixteen = fmt.block, fmt.scale, fmt.group == 16
     split = _make_split(fmt.offset) if fmt.offset else _split_scale
+
+    @device
+    def signed_scale(h, r, g):
+        return u32(signed(h, r, g))
+
+    scale = signed_scale if fmt.offset else _scale_parts
 
     @device
     def part(words, h, j):
         q = block(words, j)
         first, second = (I(2 * j), I(2 * j + 1)) if sixteen else (I(j), I(j))
-        a0, b0 = split(q[0], u32(scale(h, 0, first)))
-        a1, b1 = split(q[1], u32(scale(h, 1, first)))
-        a2, b2 = split(q[2], u32(scale(h, 0, second)))
-        a3, b3 = split(q[3], u32(scale(h, 1, second)))
+        a0, b0 = split(q[0], scale(h, 0, first))
+        a1, b1 = split(q[1], scale(h, 1, first))
+        a2, b2 = split(q[2], scale(h, 0, second))
+        a3, b3 = split(q[3], scale(h, 1, second))
         return (a0, a1, a2, a3), (b0, b1, b2, b3)
 
     return part

@@ -21,7 +21,6 @@ from numba import cuda
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
-    float_bits,
     let_next_begin,
     load4,
     pointer,
@@ -32,7 +31,7 @@ from engine.cuda.products.quantize import block_parts, layout_of
 from engine.cuda.products.unpack import device
 from engine.cuda.products.warpgroup_chain import START, TARGET, Areas, Shape, make_multiply, make_pipeline
 from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
-from engine.cuda.runtime.kinds import KernelCode
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS
 
 f32 = np.float32
@@ -42,23 +41,28 @@ I = np.int32  # noqa: E741
 MOST_GROUPS = {4: 4, 8: 3, 16: 2}
 """The most warpgroups of a block, by the tiles of 8 columns, which the registers of a thread allow."""
 
-UNIT_TIMES = {4: 0.3, 8: 0.5, 16: 1.15}
-"""Microseconds for a unit of 64 weight rows on a multiprocessor, by the tiles of 8 columns."""
-JOIN_TIME, JOIN_RATE = 2.0, 3e6
-"""Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one."""
+UNIT_TIMES = {4: (0.24, 0.35), 8: (0.38, 0.48), 16: (0.0, 1.01)}
+"""Microseconds that a block needs for a unit, and more for each of its warpgroups, by the tiles of 8 columns."""
+BLOCK_TIMES, SPLIT_TIME = {4: 1.7, 8: 3.5, 16: 5.0}, 1.8
+"""Microseconds to begin and to write results, and the same of blocks that share chains."""
+JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
+"""Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one.
+
+All these are of Q4_K on an H200, where they describe 60 products (docs/notebook.md, "Products of 17 to 128 rows")."""
 
 
 def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Shape:
     """The shape of the blocks for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows of ``units`` units: the one
     that should take the least time, one block on a multiprocessor at a time."""
     columns = layout_of(256, rows, warpgroups=True)
+    unit, further = UNIT_TIMES[columns]
 
     def time(shape: Shape) -> float:
         x, y, z = shape.grid(rows, tiles)
         own = min(units, CHAINS // shape.split * -(-units // CHAINS))
-        main = -(-x * y * z // multiprocessors) * shape.groups * own * UNIT_TIMES[columns]
+        block = own * (unit + further * shape.groups) + (BLOCK_TIMES[columns] if z == 1 else SPLIT_TIME)
         moved = 2 * 4 * chain_floats(shape, rows, tiles)
-        return main + (JOIN_TIME + moved / JOIN_RATE if shape.split > 1 else 0)
+        return -(-x * y * z // multiprocessors) * block + (JOIN_TIME + moved / JOIN_RATE if z > 1 else 0)
 
     most = MOST_GROUPS[columns]
     return min((Shape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(most, 1, -1)), key=time)
@@ -81,16 +85,30 @@ def shared_bytes(format: str, tiles: int, groups: int, split: bool) -> int:
 # --- the results -------------------------------------------------------------------------------------------------
 
 
-@device
-def _write(sums, column, row, rows, n_rows, residual, add, out):
-    """Write a lane's four results, as words, of a tile of 8 columns."""
-    for k in range(4):
-        t, r = I(column + (k & 1)), I(row + 8 * (k >> 1))
-        if t < rows and r < n_rows:
-            at, value = np.int64(t) * n_rows + r, bits_float(I(sums[k]))
-            if add != 0:
-                value = value + residual[at]
-            out[at] = value
+def _make_write(tiles: int) -> DeviceFunction:
+    """The device function write(values, column, row, there, rows, n_rows, residual, add, out): write a lane's results,
+    float32 [4 tiles], of tiles of 8 columns from ``column`` on, the lane's first one; there: whether they exist."""
+
+    @device
+    def write(values, column, row, there, rows, n_rows, residual, add, out):
+        low, high = there and row < n_rows, there and I(row + 8) < n_rows
+        first = np.int64(column) * n_rows + row
+        if add != 0:
+            # All loads before the first store.
+            c, at = column, first
+            for n in range(tiles):
+                for e in range(4):
+                    if I(c + (e & 1)) < rows and (high if e > 1 else low):
+                        values[4 * n + e] = values[4 * n + e] + residual[at + ((e & 1) * n_rows + 8 * (e >> 1))]
+                c, at = I(c + 8), at + np.int64(8 * n_rows)
+        c, at = column, first
+        for n in range(tiles):
+            for e in range(4):
+                if I(c + (e & 1)) < rows and (high if e > 1 else low):
+                    out[at + ((e & 1) * n_rows + 8 * (e >> 1))] = values[4 * n + e]
+            c, at = I(c + 8), at + np.int64(8 * n_rows)
+
+    return write
 
 
 def chain_floats(shape: Shape, rows: int, tiles: int) -> int:
@@ -116,7 +134,7 @@ def matmul_chains(tiles: int) -> KernelCode:
     Who owns what: a thread owns the results of a lane for a tile of 8 columns.
     Grid: ``chains_grid``.
     """
-    shift = tiles.bit_length() - 1
+    shift, write = tiles.bit_length() - 1, _make_write(1)
 
     @cuda.jit
     def matmul_chains(chains, out0, out1, out2, residual, add, end0, end1, end2, rows0, rows1, rows2, n_chains, rows):
@@ -128,7 +146,7 @@ def matmul_chains(tiles: int) -> KernelCode:
             first = I(cuda.blockIdx.x * end2 + tile)
             own = advance(chains, np.int64(first) * (CHAINS * tiles * 128) + I(128 * n + 4 * lane))
             given = cuda.local.array((CHAINS, 4), np.uint32)
-            sums = cuda.local.array(4, np.uint32)
+            values = cuda.local.array(4, np.float32)
             for c in range(CHAINS):
                 if c < n_chains:
                     given[c, 0], given[c, 1], given[c, 2], given[c, 3] = load4(own, 128 * tiles * c)
@@ -137,14 +155,14 @@ def matmul_chains(tiles: int) -> KernelCode:
                 for c in range(CHAINS):
                     if c < n_chains:
                         total = total + bits_float(I(given[c, k]))
-                sums[k] = u32(float_bits(total))
+                values[k] = total
             out, n_rows = out0, rows0
             if tile >= end1:
                 out, n_rows, tile = out2, rows2, I(tile - end1)
             elif tile >= end0:
                 out, n_rows, tile = out1, rows1, I(tile - end0)
-            column = I(I(cuda.blockIdx.x * tiles + n) * 8 + 2 * (lane & 3))
-            _write(sums, column, I(16 * tile + (lane >> 2)), rows, n_rows, residual, add, out)
+            column, row = I(I(cuda.blockIdx.x * tiles + n) * 8 + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
+            write(values, column, row, True, rows, n_rows, residual, add, out)
 
     return matmul_chains
 
@@ -172,9 +190,9 @@ def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> Kern
     Grid: ``Shape.grid`` of Shape(tiles, groups, 8 / n_chains), for ends[last] tiles; 128 * groups threads.
     """
     areas = _areas(format, tiles, groups, split)
-    record, warps, columns, apart = areas.record, areas.shape.warps, 8 * tiles, areas.apart
+    record, warps, columns, n_values, apart = areas.record, areas.shape.warps, 8 * tiles, 4 * tiles, areas.apart
     block_words = block_parts(tiles)[2]
-    pipeline, multiply = make_pipeline(areas), make_multiply(areas, tiles)
+    pipeline, multiply, write = make_pipeline(areas), make_multiply(areas, tiles), _make_write(tiles)
     begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
 
     @cuda.jit
@@ -229,9 +247,11 @@ def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> Kern
             total = advance(shared, I(4 * thread))
             multiply(shared, thread, START, x, records, own, length, total, False, x, records)
             column, row = I(cuda.blockIdx.x * columns + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
-            if there:
-                for n in range(tiles):
-                    sums = vector4(total, n * apart)
-                    _write(sums, I(column + 8 * n), row, rows, n_rows, residual, add, out)
+            values = cuda.local.array(n_values, np.float32)
+            for n in range(tiles):
+                sums = vector4(total, n * apart)
+                for e in range(4):
+                    values[4 * n + e] = bits_float(I(sums[e]))
+            write(values, column, row, there, rows, n_rows, residual, add, out)
 
     return matmul_warpgroups
