@@ -86,6 +86,7 @@ TEXTS = {
     "headings": "# A\n\n## B `c`\n### C ###\n#### D\ntext\n#no heading",
     "a fence": "before\n```python\ndef f(x):\n\n    return *x*  # <b>\n```\nafter",
     "an open fence": "```\nx < 1\n",
+    "tabs": "- a\n\t- b\n\n```make\nall:\n\tcc -o x\n```",
     "tildes": "~~~text\n```\n~~~\n\n````\n```\n````",
     "lists": "- a\n- b\n  more\n- c\n\n1. x\n2. y\n\n5) five\n6) six",
     "nested lists": "- a\n  - b\n    - c\n  - d\n- e\n\n1. x\n   - y\n   - z\n2. w",

@@ -16,7 +16,7 @@ export class Markdown {
   }
 
   show(text) {
-    const found = parse(text.replaceAll("\r\n", "\n").replaceAll("\t", "    ").split("\n"), 0);
+    const found = parse(linesOf(text), 0);
     let same = 0;
     while (same < found.length && same < this.shown.length && found[same].source === this.shown[same].source) same += 1;
     for (const block of this.shown.splice(same)) block.element.remove();
@@ -26,6 +26,26 @@ export class Markdown {
       this.shown.push(block);
     }
   }
+}
+
+// A line that begins code: its marks, and what follows them; null if it is another line.
+function fenceOf(line) {
+  const found = FENCE.exec(line);
+  return found && found[1][0] === "`" && found[2].includes("`") ? null : found;
+}
+
+// The lines of a text. Tabs indent by four spaces, but stay in code, which somebody may copy.
+function linesOf(text) {
+  let open = null; // the fence of the code that a line is in
+  return text.replaceAll("\r\n", "\n").split("\n").map((line) => {
+    const fence = fenceOf(line.trimStart());
+    if (open) {
+      if (fence?.[1].startsWith(open) && !fence[2].trim()) open = null;
+      return line;
+    }
+    if (fence) [, open] = fence;
+    return line.replaceAll("\t", "    ");
+  });
 }
 
 // The blocks of some lines: {source, make}; `make` returns an element.
@@ -49,8 +69,8 @@ const elements = (lines, depth) => parse(lines, depth).map((each) => each.make()
 // The block that begins at a line: the line after it, and what makes its element.
 function block(lines, at, depth) {
   const line = lines[at];
-  const fence = FENCE.exec(line);
-  if (fence && !(fence[1][0] === "`" && fence[2].includes("`"))) return code(lines, at, fence);
+  const fence = fenceOf(line);
+  if (fence) return code(lines, at, fence);
   const marks = /^ {0,3}(#{1,6})(?= |$)/.exec(line);
   if (marks) {
     let text = line.slice(marks[0].length).trim();
@@ -81,7 +101,7 @@ function interrupts(line, depth) {
   const item = depth < DEEPEST && ITEM.exec(line);
   // A number begins a list within a paragraph only if it is 1, and no item is empty there.
   if (item && item[3] && (!/\d/.test(item[2]) || parseInt(item[2]) === 1)) return true;
-  return FENCE.test(line) || /^ {0,3}(#{1,6} |>)/.test(line) || ruler(line);
+  return fenceOf(line) !== null || /^ {0,3}(#{1,6} |>)/.test(line) || ruler(line);
 }
 
 function code(lines, at, fence) {
@@ -143,7 +163,7 @@ function list(lines, at, depth) {
       blank = false;
       items.at(-1).push(line.slice(Math.min(width, indent)));
     } else break;
-    if (FENCE.test(line.trim())) fenced = !fenced;
+    if (fenceOf(line.trim())) fenced = !fenced;
     end += 1;
   }
   const make = () => {
