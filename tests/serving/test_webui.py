@@ -385,13 +385,13 @@ class WithReceipts:
             response = JSONResponse({"receipts": True})
         elif path == "/v1/chat/completions":
             asked = (await Request(scope, receive).json()).get("receipt") is True
-            thought = {"choices": [{"delta": {"reasoning_content": "a *thought*"}}]}
-            chunk = {"choices": [{"delta": {"content": "text"}, "finish_reason": "stop"}]}
-            end = {"choices": [], "receipt": {"chain": "abc"}} if asked else {"choices": []}
-            events = [f"data: {json.dumps(each)}\n\n" for each in (thought, chunk, end)]
+            thought = {"choices": [{"delta": {"reasoning_content": "a *thought*"}}], "model": "pycoder"}
+            end: dict[str, Any] = {"delta": {"content": "text"}, "finish_reason": "stop"}
+            end |= {"receipt": {"chain": "abc"}} if asked else {}
+            events = [f"data: {json.dumps(each)}\n\n" for each in (thought, {"choices": [end], "model": "pycoder"})]
             response = Response("".join(events) + "data: [DONE]\n\n", media_type="text/event-stream")
         elif path == "/v1/verify":
-            same = await Request(scope, receive).json() == {"chain": "abc"}
+            same = await Request(scope, receive).json() == {"model": "pycoder", "receipt": {"chain": "abc"}}
             response = JSONResponse({"same": same, "problem": "token 3 differs.", "n_tokens": 7})
         await (self._inner if response is None else response)(scope, receive, send)
 

@@ -42,9 +42,8 @@ function take(message, event) {
     if (choice.delta.reasoning_content) message.reasoning = (message.reasoning ?? "") + choice.delta.reasoning_content;
     if (choice.logprobs?.content && message.tokens) message.tokens.push(...choice.logprobs.content);
     message.finish = choice.finish_reason ?? message.finish;
+    if (choice.receipt) message.receipt = choice.receipt;
   }
-  const receipt = event.receipt ?? choice?.receipt;
-  if (receipt) message.receipt = receipt;
   if (event.usage) message.stats = { ...message.stats, ...counts(event.usage) };
   if (event.timings) message.stats = { ...message.stats, ...rates(event.timings) };
 }

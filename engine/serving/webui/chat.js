@@ -150,7 +150,7 @@ export class Chat {
     const { verdict } = this.viewOf(message);
     verdict.textContent = "Computing it again …";
     try {
-      const found = await this.withKey(() => json("v1/verify", message.receipt));
+      const found = await this.withKey(() => json("v1/verify", { model: message.model, receipt: message.receipt }));
       verdict.textContent = found.same
         ? `Verified: the server gives these ${found.n_tokens} tokens again, from the same bits.`
         : `Not the same: ${found.problem}`;
