@@ -207,15 +207,20 @@ class Floats:
 # --- norm, rotation, attention ---------------------------------------------------------------------------------
 
 
-def rms_norm(x: Array, weight: Array, eps: np.float32) -> Array:
-    """(x r) weight, r = 1 / sqrt(sum(x**2) / n + eps), for the last axis.  Chain c has the elements i with i % width = c: the
-    width is 256, or the least power of two that is not below n if that is less."""
+def squares(x: Array) -> Array:
+    """The sums of x**2 over the last axis of size n.  Chain c has the elements i with i % width = c: the width is 256, or the
+    least power of two that is not below n if that is less."""
     n = x.shape[-1]
     chains = np.zeros((*x.shape[:-1], min(256, 1 << (n - 1).bit_length())), f32)
     for k in range(0, n, chains.shape[-1]):
         part = x[..., k : k + chains.shape[-1]]
         chains[..., : part.shape[-1]] = fma(part, part, chains[..., : part.shape[-1]])
-    r = f32(1) / np.sqrt(fold(chains) / f32(n) + eps)
+    return fold(chains)
+
+
+def rms_norm(x: Array, weight: Array, eps: np.float32) -> Array:
+    """(x r) weight, r = 1 / sqrt(sum(x**2) / n + eps), for the last axis."""
+    r = f32(1) / np.sqrt(squares(x) / f32(x.shape[-1]) + eps)
     return x * r[..., None] * weight
 
 
@@ -282,61 +287,88 @@ class Layer:
 class Model:
     """A model, and what it has read: ``step`` adds a token."""
 
+    ARCHITECTURES: tuple[str, ...] = ("llama", "qwen3")
+    NETWORK: tuple[str, ...] = ("ffn_gate", "ffn_up", "ffn_down")
+    BEFORE_NETWORK = "ffn_norm"
+    MIXTURE = False
+
     def __init__(self, file: GGUF) -> None:
-        architecture = file.require("general.architecture", "str")
-
-        def integer(name: str, default: int) -> int:
-            return file.get(f"{architecture}.{name}", "int", default)
-
-        if architecture not in ("llama", "qwen3") or integer("expert_count", 0):
-            kind = "mixtures of experts" if integer("expert_count", 0) else architecture
-            raise ValueError(f"{file.path}: this law is that of dense models of llama and qwen3, not of {kind}.")
-        unread = dict(file.tensors)
-
-        def vector(name: str) -> Array:
-            return unread.pop(name + ".weight").data.view(f32)
-
-        def matrix(name: str) -> Matrix | Floats:
-            tensor = unread.pop(name + ".weight")
-            return Floats(tensor) if tensor.type.name == "F32" else Matrix(tensor)
-
-        heads, width = integer("attention.head_count", 0), integer("embedding_length", 0)
-        self.heads, self.kv, self.halves = heads, integer("attention.head_count_kv", heads), architecture == "qwen3"
+        self.file, self.unread = file, dict(file.tensors)
+        self.architecture = architecture = file.require("general.architecture", "str")
+        if architecture not in self.ARCHITECTURES or bool(self.integer("expert_count", 0)) != self.MIXTURE:
+            kind = "mixtures of experts" if self.integer("expert_count", 0) else architecture
+            raise ValueError(f"{file.path}: this law is that of {' and '.join(self.ARCHITECTURES)}, not of {kind}.")
+        heads, width = self.integer("attention.head_count", 0), self.integer("embedding_length", 0)
+        self.heads, self.kv, self.halves = (
+            heads,
+            self.integer("attention.head_count_kv", heads),
+            architecture != "llama",
+        )
         self.eps = f32(file.require(f"{architecture}.attention.layer_norm_rms_epsilon", "f32"))
-        d_k, d_v = (integer(f"attention.{name}_length", width // heads) for name in ("key", "value"))
-        self.scale = f32(1 / d_k**0.5)
-        norms = ("attn_norm", "ffn_norm", *(("attn_q_norm", "attn_k_norm") if architecture == "qwen3" else ()))
-        names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-        self.layers = []
-        for il in range(integer("block_count", 0)):
-            cache = np.zeros((self.kv, 0, d_k), np.float16), np.zeros((self.kv, 0, d_v), np.float16)
-            vectors = {name: vector(f"blk.{il}.{name}") for name in norms}
-            self.layers.append(Layer(vectors, {name: matrix(f"blk.{il}.{name}") for name in names}, *cache))
-        self.embedding, self.norm = matrix("token_embd"), vector("output_norm")
-        self.output = matrix("output") if "output.weight" in unread else self.embedding
-        n_rot, base = integer("rope.dimension_count", d_k), file.get(f"{architecture}.rope.freq_base", "f32", 10000.0)
+        self.d_k, self.d_v = (self.integer(f"attention.{name}_length", width // heads) for name in ("key", "value"))
+        self.scale = f32(1 / self.d_k**0.5)
+        count = self.integer("block_count", 0) - self.integer(
+            "nextn_predict_layers", 0
+        )  # those that draft are not read
+        self.unread = {name: tensor for name, tensor in self.unread.items() if not name.startswith(f"blk.{count}.")}
+        self.layers = [self.layer(il) for il in range(count)]
+        self.embedding, self.norm = self.matrix("token_embd"), self.vector("output_norm")
+        self.output = self.matrix("output") if "output.weight" in self.unread else self.embedding
+        n_rot, base = (
+            self.integer("rope.dimension_count", self.d_k),
+            file.get(f"{architecture}.rope.freq_base", "f32", 1e4),
+        )
         self.frequencies: Array = np.array([base ** (-2.0 * i / n_rot) for i in range(n_rot // 2)])  # float64
-        if "rope_freqs.weight" in unread:
-            self.frequencies = self.frequencies / vector("rope_freqs").astype(f64)
-        more = [*unread, *(key for key in file.metadata if key.startswith(f"{architecture}.rope.scal"))]
+        if "rope_freqs.weight" in self.unread:
+            self.frequencies = self.frequencies / self.vector("rope_freqs").astype(f64)
+        self.position = 0
+        more = [*self.unread, *(key for key in file.metadata if key.startswith(f"{architecture}.rope.scal"))]
         if more:
             raise ValueError(f"{file.path}: this law does not say what {', '.join(more)} would do.")
 
+    def integer(self, name: str, default: int) -> int:
+        return self.file.get(f"{self.architecture}.{name}", "int", default)
+
+    def vector(self, name: str) -> Array:
+        return self.unread.pop(name + ".weight").data.view(f32)
+
+    def matrix(self, name: str) -> Matrix | Floats:
+        tensor = self.unread.pop(name + ".weight")
+        return Floats(tensor) if tensor.type.name == "F32" else Matrix(tensor)
+
+    def layer(self, il: int) -> Layer:
+        """Read the weights of a layer, and begin its cache."""
+        norms = ("attn_norm", self.BEFORE_NETWORK, *(("attn_q_norm", "attn_k_norm") if self.halves else ()))
+        names = ("attn_q", "attn_k", "attn_v", "attn_output", *self.NETWORK)
+        cache = np.zeros((self.kv, 0, self.d_k), np.float16), np.zeros((self.kv, 0, self.d_v), np.float16)
+        vectors = {name: self.vector(f"blk.{il}.{name}") for name in norms}
+        return Layer(vectors, {name: self.matrix(f"blk.{il}.{name}") for name in names}, *cache)
+
     def step(self, token: int) -> Array:
         """The logits after one more token."""
-        angles = self.layers[0].keys.shape[1] * self.frequencies  # float64, and so are the functions; rounded once
+        angles = self.position * self.frequencies  # float64, and so are the functions; rounded once
         cos, sin = np.cos(angles).astype(f32), np.sin(angles).astype(f32)
         x = self.embedding.row(token)
         for layer in self.layers:
             x = x + self.attend(layer, rms_norm(x, layer.vectors["attn_norm"], self.eps), cos, sin)
-            a, w = rms_norm(x, layer.vectors["ffn_norm"], self.eps), layer.matrices
-            x = x + w["ffn_down"].times(swiglu(w["ffn_gate"].times(a), w["ffn_up"].times(a)))
+            x = x + self.network(layer, rms_norm(x, layer.vectors[self.BEFORE_NETWORK], self.eps))
+        self.position += 1
         return self.output.times(rms_norm(x, self.norm, self.eps))
+
+    def network(self, layer: Layer, a: Array) -> Array:
+        """The feed-forward network of a layer for the normalized row a."""
+        w = layer.matrices
+        return w["ffn_down"].times(swiglu(w["ffn_gate"].times(a), w["ffn_up"].times(a)))
 
     def attend(self, layer: Layer, a: Array, cos: Array, sin: Array) -> Array:
         """Store the key and the value of the normalized row a, and attend to all so far."""
+        w = layer.matrices
+        return w["attn_output"].times(self.heads_of(layer, w["attn_q"].times(a), a, cos, sin))
+
+    def heads_of(self, layer: Layer, q: Array, a: Array, cos: Array, sin: Array) -> Array:
+        """The results of all heads, with the queries q."""
         w, norms = layer.matrices, layer.vectors
-        q, k = w["attn_q"].times(a).reshape(self.heads, -1), w["attn_k"].times(a).reshape(self.kv, -1)
+        q, k = q.reshape(self.heads, -1), w["attn_k"].times(a).reshape(self.kv, -1)
         if "attn_q_norm" in norms:
             q, k = rms_norm(q, norms["attn_q_norm"], self.eps), rms_norm(k, norms["attn_k_norm"], self.eps)
         q, k = (rotate(x, cos, sin, self.halves) for x in (q, k))
@@ -344,8 +376,7 @@ class Model:
         layer.keys = np.concatenate([layer.keys, k.astype(np.float16)[:, None]], axis=1)
         layer.values = np.concatenate([layer.values, v.astype(np.float16)[:, None]], axis=1)
         queries = (q * self.scale).reshape(self.kv, self.heads // self.kv, -1)
-        out = attention(queries, layer.keys.astype(f32), layer.values.astype(f32))
-        return w["attn_output"].times(out.reshape(-1))
+        return attention(queries, layer.keys.astype(f32), layer.values.astype(f32)).reshape(-1)
 
 
 # --- the next token --------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ def llm() -> engine.LLM:
     return engine.load(n_ctx=256)
 
 
+LAW = ("law.py", "law_mixture.py", "law_delta_net.py", "law_drafts.py")
+"""Programs that ``tests/test_law.py`` and ``tests/test_law_parts.py`` test."""
+
 SHORT = ("batch.py", "stream_chat.py", "classify.py", "parse.py", "call_tools.py")
 """Programs of fewer than 15 lines, blank ones not counted."""
 
@@ -46,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_every_example_is_tested_and_described() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"tour.py", "evaluate.py", "stream_asyncio.py", "law.py", *SHORT}
+    assert names == {"tour.py", "evaluate.py", "stream_asyncio.py", *LAW, *SHORT}
     book = (REPOSITORY / "docs" / "examples.md").read_text(encoding="utf-8")
     for name in names:
         assert f"`examples/{name}`" in book
