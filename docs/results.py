@@ -292,6 +292,46 @@ def divided() -> Iterator[str]:
     return table(header, rows)
 
 
+STEPS = (
+    "a thread for each row, byte by byte",
+    "four weights at a time",
+    "a warp for each row",
+    "sixteen bytes in each load",
+    "a warp for each chain",
+    "tensor cores",
+    "two records",
+    "the kernel of the engine",
+)
+STEPS_OF_ATTENTION = (
+    "a block for each head",
+    "a block for each chunk",
+    "keys as threads read them",
+    "heads that share keys share a block",
+    "factors before sums",
+    "a whole chunk in flight",
+)
+"""The steps of ``examples/ladder``."""
+
+
+def ladder() -> Iterator[str]:
+    """The time of each step of the product, and the speed at which it reads weights, for two matrices."""
+    found = data()["h200-ladder"]["microseconds"]
+    shapes = [(rows, found[f"{rows} x 4096"]) for rows in (24576, 4096)]
+    rows = [
+        [i + 1, name, *(cell for n, us in shapes for cell in (us[i], round(n * 4096 * 144 / 256 / us[i] / 1e3)))]
+        for i, name in enumerate(STEPS)
+    ]
+    return table(["", "step", "µs, 24 576 rows", "GB/s", "µs, 4096 rows", "GB/s"], rows, 2)
+
+
+def ladder_attention() -> Iterator[str]:
+    """The time of each step of attention, and the speed at which it reads keys and values."""
+    found = data()["h200-ladder"]["microseconds"]["attention"]
+    n_bytes = 2 * 2 * 8 * 128 * 8192
+    rows = [[i + 1, STEPS_OF_ATTENTION[i], us, round(n_bytes / us / 1e3)] for i, us in enumerate(found)]
+    return table(["", "step", "µs", "GB/s"], rows, 2)
+
+
 def quick_tests() -> Iterator[str]:
     """What the quick tests take, in round numbers."""
     found = data()["quick-tests"]
@@ -312,6 +352,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "readme-cpu": readme_cpu,
     "readme-gpu": readme_gpu,
     "divided": divided,
+    "ladder": ladder,
+    "ladder-attention": ladder_attention,
     "quick-tests": quick_tests,
 }
 """What the places of pages are filled with, by name."""
