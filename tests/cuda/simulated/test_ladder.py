@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import types
 
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from engine.cuda.runtime import simulator
 from tests.conftest import REPOSITORY
+from tests.cuda.simulated.device import SimulatedDevice
 
 LADDER = REPOSITORY / "examples" / "ladder"
 STEPS = sorted(path for path in LADDER.glob("*.py") if path.name != "ladder.py")
@@ -69,3 +72,37 @@ def test_the_law_of_dp4a(ladder: Any) -> None:
     for x, y in zip(a, b, strict=True):
         expected = 7 + sum(int(i) * int(j) for i, j in zip(x, y, strict=True))
         assert ladder.dp4a(x.view(np.uint32)[0], y.view(np.uint32)[0], np.int32(7)) == expected
+
+
+def test_the_time_of_a_launch(ladder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a GPU: the first launch gives the result, then launches that take the copies of the matrix in turn are timed."""
+    launched: list[list[int]] = []
+
+    class Device(SimulatedDevice):
+        def launch(self, step: Any, grid: Any, block: int, arguments: Any, percent: int = 0) -> None:
+            launched.append([int(argument) for argument in arguments])
+            if len(launched) == 1:
+                kinds = zip(step.kernel.arguments, arguments, strict=True)
+                given = [self.at(a) if isinstance(kind, types.CPointer) else a for kind, a in kinds]
+                simulator.run(step, grid, block, given, strict=False)
+
+        def event(self) -> int:
+            return 0
+
+        def elapsed(self, start: int, end: int) -> float:
+            return 16e-6
+
+    monkeypatch.setattr(ladder, "Device", Device)
+    monkeypatch.setattr(ladder, "SIMULATED", False)
+    monkeypatch.setattr(ladder, "COLD_BYTES", 1)
+    ladder._device.cache_clear()
+    ladder._uploaded.clear()
+    given = ladder.matrix(16, 256)
+    step = runpy.run_path(str(LADDER / "4_vectors.py"))["vectors"]()
+    ladder.compare("Title.", given, (step, (1, 256), ladder.PLAIN))
+    # Two copies, each four times; 16 microseconds for all of them.
+    assert len(launched) == 1 + 8 and len({arguments[0] for arguments in launched[1:]}) == 2
+    rate = given.n_bytes / 2e-6 / 1e9
+    assert capsys.readouterr().out.endswith(f"  bits equal       2.0 us {rate:6.0f} GB/s\n")
+    ladder._device.cache_clear()
+    ladder._uploaded.clear()
