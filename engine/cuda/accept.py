@@ -69,13 +69,18 @@ _LISTS = (I32P, F32P, I32P)
 
 
 @device
+def lane_xor_long(x, lane):
+    """The uint64 of the lane of a warp whose number differs in these bits."""
+    high = u32(lane_xor_int(I(x >> u64(32)), lane))
+    low = u32(lane_xor_int(I(u32(x & u64(0xFFFFFFFF))), lane))
+    return (u64(high) << u64(32)) | u64(low)
+
+
+@device
 def warp_max(key):
     """The largest uint64 of a warp's lanes, in every lane."""
     for step in range(5):
-        lane = I(16) >> I(step)
-        high = u32(lane_xor_int(I(key >> u64(32)), lane))
-        low = u32(lane_xor_int(I(u32(key & u64(0xFFFFFFFF))), lane))
-        key = max(key, (u64(high) << u64(32)) | u64(low))
+        key = max(key, lane_xor_long(key, I(16) >> I(step)))
     return key
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.cuda import sample
+from engine.cuda import digest, sample
 from engine.cuda.accept import EMPTY, MOST_K, RESULT_WORDS
 from engine.cuda.accept import accept as end_of_step
 from engine.cuda.runtime.compiler import Specialization
@@ -14,8 +14,12 @@ from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.sample import PARAMS
 from engine.decode.device_params import pack_params, token_of
 from engine.limits import DECODE_ANSWERS, DECODE_ROWS
+from engine.sampling.row_digest import RowDigest, hexadecimal
 from engine.sampling.sampler import Sampler
 from engine.speculative.params import MODES
+
+DIGEST_PARTS = 8
+"""Steps of a slot whose digests are kept: a power of two, and more than may be in flight."""
 
 
 class Candidates(NamedTuple):
@@ -75,6 +79,16 @@ class DeviceSampler:
         self.taken = [0] * n_slots
         self._samplers: list[Sampler | None] = [None] * n_slots
         self._lists: list[Buffer] = []
+        #: int32 [n_slots][DIGEST_PARTS][16][8] written by the device, and its address; see ``engine/cuda/digest.py``.
+        self._digests: tuple[np.ndarray, int] | None = None
+
+    @property
+    def digest_memory(self) -> tuple[np.ndarray, int]:
+        """Where digests are stored, in memory that is allocated on first use, and its address."""
+        if self._digests is None:
+            shape = len(self.taken), DIGEST_PARTS, DECODE_ROWS, digest.WORDS
+            self._digests = self._device.pinned(shape, np.int32)
+        return self._digests
 
     @property
     def lists(self) -> Candidates:
@@ -120,6 +134,16 @@ class DeviceSampler:
         part = self._next(slot, later)
         return part[1 : 1 + int(part[0])].tolist()  # type: ignore[no-any-return]
 
+    def digests(self, slot: int, count: int) -> list[RowDigest]:
+        """The digests of the first rows of the next step of a slot, once :meth:`ready`, if the step has computed them."""
+        part = self.digest_memory[0][slot, self.taken[slot] % DIGEST_PARTS, :count]
+        sums, tokens = part[:, :4].copy().view(np.uint64).tolist(), part[:, 4::2].tolist()
+        values = part[:, 5::2].copy().view(np.float32).tolist()
+        return [
+            RowDigest(hexadecimal(*low_high), (first, second), (x, y))
+            for low_high, (first, second), (x, y) in zip(sums, tokens, values, strict=True)
+        ]
+
     def take(self, slot: int = 0) -> list[int]:
         """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what
         ``Sampler.sample`` raises if one could not be chosen; the tokens before it are lost."""
@@ -137,6 +161,12 @@ class DeviceSampler:
         choice = sample.argmax(sample.GROUPS) if greedy else sample.draw(sample.GROUPS, keep)
         edit, maxima = sample.edit(sample.EDIT_THREADS), sample.maxima(sample.GROUPS, sample.WARPS)
         return [edit] * with_edit + [maxima, choice] + [end_of_step(mode)] * accept
+
+    def launch_digests(self, logits: int, stride: int, n_rows: int, rows: Rows) -> None:
+        """Compute the digests of the rows of a step, before :meth:`launch` changes the logits."""
+        where = [logits, stride, self.n_vocab, rows.starts, rows.sequences, self.step.address, DIGEST_PARTS]
+        kernel = digest.digest(digest.THREADS)
+        self._device.launch(kernel, n_rows, digest.THREADS, [*where, self.digest_memory[1]])
 
     def launch(
         self,

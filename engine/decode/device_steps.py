@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.cuda import accept, permit
+from engine.cuda import accept, digest, permit
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_drafts import DeviceDrafts, drafting_kernels
@@ -217,6 +217,8 @@ class DeviceSteps(ModelSteps):
         self._wait(slot)
         words = self._chooser.words(slot)
         step = Step([*itertools.takewhile(lambda word: word >= 0, words)])
+        if running.request.receipt:
+            step.rows = self._chooser.digests(slot, len(step.tokens))
         try:
             self._chooser.take(slot)
         except EngineError as error:
@@ -291,4 +293,5 @@ class DeviceSteps(ModelSteps):
 def step_kernels() -> list[Specialization]:
     """The kernels of the steps of any model, with and without drafts and masks, besides those of passes."""
     choices = dict.fromkeys(kernel for greedy in (True, False) for kernel in DeviceSampler.kernels(greedy, True))
-    return [*choices, permit.permit(permit.THREADS), accept.lay_out(), *drafting_kernels()]
+    others = permit.permit(permit.THREADS), digest.digest(digest.THREADS), accept.lay_out()
+    return [*choices, *others, *drafting_kernels()]

@@ -159,7 +159,7 @@ class RunningBatch:
         sequential = speculation is not None and speculation.params.sequential
         adapts = speculation is None or speculation.adapts
         # What drafts are drawn from takes a grammar into account, and the host draws them.
-        on_host = request.with_logits or request.receipt or sequential or (request.masked and not adapts)
+        on_host = request.with_logits or sequential or (request.masked and not adapts)
         steps = None if on_host else self.served.device_steps(request.sampler.params)
         if steps is None:
             return self.host

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from engine.cuda import accept
+from engine.cuda import accept, digest
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Graph
 from engine.cuda.runtime.plans import padded
@@ -58,13 +58,17 @@ class StepGraphs:
         count = max(len(request.proposal) for request in requests) if drafts is not None else 0
         entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
         drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()
-        key = (rows, entries, kind, apart, drafting)
+        digested = any(request.running.request.receipt for request in requests)
+        key = (rows, entries, kind, apart, digested, drafting)
         if key not in self._graphs:
             mixed = n > 1
             self._ops.plan(self._model.compute, rows, rows, None, mixed)
             kernels: list[Specialization] = [accept.lay_out()]
             if drafts is not None and drafting:
                 kernels += drafts.kernels(count, drafted, rows, kind)
+            if digested:
+                kernels.append(digest.digest(digest.THREADS))
+                _ = self._chooser.digest_memory  # allocated before a capture begins
             for kernel in [*kernels, *self._chooser.kernels(*kind)]:
                 self._device.load(kernel)  # before a capture begins
             place = self._rows.addresses(rows, mixed)
@@ -78,6 +82,8 @@ class StepGraphs:
                 if drafts is not None and drafting:
                     drafts.launch(count, drafted, place, rows, kind)
                 self._ops.start(plan)
+                if digested:
+                    self._chooser.launch_digests(logits, stride, rows, place)
                 if not apart:
                     choose()
             graphs = Graphs(graph, None)

@@ -26,7 +26,7 @@ from numba import cuda
 
 import engine.cuda
 from engine.cache.types import BLOCK, CACHE_TYPES
-from engine.cuda import compressed_attention, exchange, permit, sample
+from engine.cuda import compressed_attention, digest, exchange, permit, sample
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
@@ -328,6 +328,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("Q5_1", 8, False, 4, Finish(True, True)),
         ("Q4_0", 8, True, 1),
     ],
+    "digest": [(digest.THREADS,)],
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],

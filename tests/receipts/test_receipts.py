@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
 from engine import Grammar, SpeculationParams
-from engine.errors import ContextError, UsageError
+from engine.errors import ContextError, EngineError, UsageError
 from engine.receipts.form import chain_of, fingerprint_of, problem_of
 from engine.sampling.params import SamplerParams
+from tests.tiers import examples
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n"
 LOOKUP = SpeculationParams(lookup=True)
@@ -160,7 +161,7 @@ def changes(receipt: dict[str, Any], data: st.DataObject) -> tuple[str, dict[str
     return what, changed
 
 
-@settings(max_examples=60, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_every_change_breaks_the_hashes(receipt: dict[str, Any], data: st.DataObject) -> None:
     _, changed = changes(receipt, data)
@@ -168,7 +169,7 @@ def test_every_change_breaks_the_hashes(receipt: dict[str, Any], data: st.DataOb
     assert (problem_of(changed) == "") == same
 
 
-@settings(max_examples=25, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_a_change_with_new_hashes_is_found_by_a_replay(
     llm: engine.LLM, receipt: dict[str, Any], data: st.DataObject
@@ -186,6 +187,30 @@ def test_a_change_with_new_hashes_is_found_by_a_replay(
         assert llm.verify(changed).same == (again["chain"] == changed["chain"])
     else:
         assert llm.verify(changed).same == (json.dumps(changed) == json.dumps(receipt))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@examples(60)
+@given(data=st.data())
+def test_no_receipt_breaks_a_replay(llm: engine.LLM, receipt: dict[str, Any], data: st.DataObject) -> None:
+    """Any JSON in the place of a field, or of a parameter whose chain was computed again."""
+    name, value = data.draw(st.sampled_from(sorted(receipt))), data.draw(values)
+    assert problem_of(receipt | {name: value}) or name == "engine" or receipt[name] == value
+    name, value = data.draw(st.sampled_from(sorted(receipt["parameters"]))), data.draw(values)
+    try:
+        changed = sealed(receipt | {"parameters": receipt["parameters"] | {name: value}})
+    except ValueError:  # a number that is not finite
+        return
+    try:
+        llm.verify(changed)
+    except EngineError as error:
+        assert "\n" not in str(error)
 
 
 def test_a_message_says_what_differs_and_by_how_much(llm: engine.LLM, receipt: dict[str, Any]) -> None:

@@ -1,0 +1,86 @@
+"""The digests of rows of logits in the simulator: those of the CPU, whatever the number of threads, for the rows of every
+entry of a step."""
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import engine
+from engine.cuda.digest import WORDS, digest
+from engine.cuda.runtime.simulator import run
+from engine.decode.device_sampler import DIGEST_PARTS, DeviceSampler
+from engine.limits import DECODE_ROWS
+from engine.sampling.row_digest import RowDigest, row_digest
+from engine.speculative.params import SpeculationParams
+from engine.synthetic.model import make_model
+from tests.cuda.simulated.device import use_simulated
+from tests.cuda.simulated.test_speculation import NOISE, PROMPT, SHAPE
+
+SLOTS = 3
+
+
+@pytest.mark.parametrize(("n_vocab", "threads"), [(2, 32), (40, 32), (300, 64), (700, 64)])
+def test_digest(n_vocab: int, threads: int) -> None:
+    rng = np.random.default_rng(n_vocab)
+    logits = rng.standard_normal((5, n_vocab + 3)).astype(np.float32)
+    logits[0, :2], logits[1, 1], logits[2, :2] = (0.0, -0.0), -np.inf, 9.0
+    logits[:, n_vocab:] = np.inf  # what is not a logit
+    # Slot 2 has three rows, slot 0 one, and the fifth row is padding.
+    starts = np.full(DECODE_ROWS + 1, 4, np.int32)
+    starts[:2] = 0, 3
+    sequences = np.zeros(DECODE_ROWS, np.int32)
+    sequences[:3] = 2
+    step = np.array([9, 0, 5], np.int32)
+    found = np.full((SLOTS, DIGEST_PARTS, DECODE_ROWS, WORDS), -1, np.int32)
+    run(
+        digest(threads),
+        5,
+        threads,
+        [logits, n_vocab + 3, n_vocab, starts, sequences, step, DIGEST_PARTS, found],
+        seed=1,
+    )
+    expected = [row_digest(row[:n_vocab]) for row in logits]
+    memory = SimpleNamespace(digest_memory=(found, 0), taken=[9, 0, 5])
+    of = cast(Any, DeviceSampler.digests)
+    assert of(memory, 2, 3) == expected[:3]
+    assert of(memory, 0, 1) == expected[3:4]
+    written = found.any(axis=3) & (found != -1).any(axis=3)
+    assert written.sum() == 4
+
+
+def test_receipts_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of answers whose tokens the GPU chooses, in company: greedily with drafts of lookup, and from logits that are
+    changed with drafts of a model on the GPU; and the CPU verifies them."""
+    use_simulated(monkeypatch)
+    path = make_model(tmp_path / "a.gguf", SHAPE, "Q8_0")
+    made: list[int] = []
+    digests = DeviceSampler.digests
+
+    def noted(self: DeviceSampler, slot: int, count: int) -> list[RowDigest]:
+        made.append(count)
+        return digests(self, slot, count)
+
+    monkeypatch.setattr(DeviceSampler, "digests", noted)
+    cpu = engine.load(path, device="cpu", n_ctx=24)
+    gpu = engine.load(path, device="cuda", n_ctx=24, parallel=2, draft_model=path)
+    prompts, most = [PROMPT, [20, 7]], 5
+    for options, drafts in (
+        ({"temperature": 0.0, "seed": 1}, SpeculationParams(lookup=True)),
+        (NOISE, SpeculationParams(draft_max=2)),
+    ):
+        more: dict[str, Any] = {"max_tokens": most, "ignore_eos": True, "receipt": True, **options}
+        expected = [answer.receipt() for answer in cpu.complete(prompts, **more)]
+        made.clear()
+        answers = gpu.complete(prompts, speculation=drafts, **more)
+        assert [answer.receipt() for answer in answers] == expected
+        assert sum(made) >= 2 * (most - 1)  # the host chooses the first token of each
+        assert all(cpu.verify(answer.receipt()).same for answer in answers)
+    assert gpu.verify(expected[0]).same
