@@ -161,6 +161,7 @@ def changes(receipt: dict[str, Any], data: st.DataObject) -> tuple[str, dict[str
     return what, changed
 
 
+@pytest.mark.first
 @examples(200)
 @given(data=st.data())
 def test_every_change_breaks_the_hashes(receipt: dict[str, Any], data: st.DataObject) -> None:
@@ -169,6 +170,7 @@ def test_every_change_breaks_the_hashes(receipt: dict[str, Any], data: st.DataOb
     assert (problem_of(changed) == "") == same
 
 
+@pytest.mark.first
 @examples(60)
 @given(data=st.data())
 def test_a_change_with_new_hashes_is_found_by_a_replay(
