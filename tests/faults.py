@@ -921,6 +921,60 @@ FAULTS = (
         "an answer on a GPU contains tokens that its schema forbids",
         ("tests/cuda/simulated/test_masks.py",),
     ),
+    # --- receipts ------------------------------------------------------------------------------------------------
+    Fault(
+        "a digest of logits that were changed",
+        "receipts",
+        "engine/decode/step_graphs.py",
+        """                if digested:
+                    self._chooser.launch_digests(logits, stride, rows, place)
+                if not apart:
+                    choose()
+""",
+        """                if not apart:
+                    choose()
+                if digested:
+                    self._chooser.launch_digests(logits, stride, rows, place)
+""",
+        "receipts of answers with penalties that were made on a GPU cannot be verified",
+        ("tests/cuda/simulated/test_digest.py",),
+    ),
+    Fault(
+        "a replay that compares tokens only",
+        "receipts",
+        "engine/replay.py",
+        'if own.digest != receipt["digests"][i] or best != claimed:',
+        "if best != claimed:",
+        "a kernel that computes wrong logits passes as long as it has the same two largest ones",
+        ("tests/receipts/test_receipts.py::test_a_message_says_what_differs_and_by_how_much",),
+    ),
+    Fault(
+        "parameters outside the chain",
+        "receipts",
+        "engine/receipts/form.py",
+        '("format", "version", "fingerprint", "model", "prompt", "parameters")',
+        '("format", "version", "fingerprint", "model", "prompt")',
+        "whoever changes the seed of a receipt is not found until somebody replays it",
+        ("tests/receipts/test_verify.py",),
+    ),
+    Fault(
+        "a remembered digest that is trusted",
+        "receipts",
+        "engine/replay.py",
+        "llm.identity(remembered=False)",
+        "llm.identity()",
+        "a replay confirms weights that it has not read",
+        ("tests/test_fingerprint.py",),
+    ),
+    Fault(
+        "a file that was changed in its place",
+        "receipts",
+        "engine/fingerprint.py",
+        "s.st_mtime_ns, s.st_ctime_ns",
+        "s.st_mtime_ns",
+        "a model that was changed without a new time of modification keeps its fingerprint",
+        ("tests/test_fingerprint.py",),
+    ),
     # --- speculation ---------------------------------------------------------------------------------------------
     Fault(
         "a draft accepted that is not the target's choice",

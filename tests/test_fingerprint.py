@@ -12,7 +12,7 @@ from engine import fingerprint
 from engine.gguf.digest import model_digest
 from engine.gguf.file import read_gguf
 from engine.hub.resolve import resolve
-from engine.receipts.form import fingerprint_of
+from engine.receipts.form import chain_of, fingerprint_of
 
 
 @pytest.fixture
@@ -80,3 +80,16 @@ def test_no_digest_is_remembered_where_others_can_write(model: Path, tmp_path: P
     expected = model_digest(read_gguf(model))
     assert fingerprint.weights_digest(read_gguf(model)) == expected
     assert not list(folder.iterdir())
+
+
+def test_a_replay_does_not_trust_what_is_remembered(model: Path, tmp_path: Path) -> None:
+    with engine.load(model, n_ctx=64, device="cpu") as llm:
+        receipt = llm.complete([5, 6], max_tokens=2, seed=1, receipt=True).receipt()
+    (memo,) = (tmp_path / "cache" / "digests").iterdir()
+    claimed = receipt["model"] | {"weights": "0" * 64}
+    receipt = receipt | {"model": claimed, "fingerprint": fingerprint_of(claimed)}
+    receipt["chain"] = chain_of(receipt)
+    memo.write_text("0" * 64)
+    with engine.load(model, n_ctx=64, device="cpu") as llm:
+        assert llm.fingerprint == receipt["fingerprint"]
+        assert "weights" in llm.verify(receipt).problem

@@ -222,6 +222,10 @@ def test_a_message_says_what_differs_and_by_how_much(llm: engine.LLM, receipt: d
     assert (found.same, found.token, found.difference) == (False, 5, 0.5)
     assert found.problem.startswith("token 5 of 24 differs: its logits differ: the two largest are ")
     changed = copy.deepcopy(receipt)
+    changed["digests"][2] = changed["digests"][3]
+    found = llm.verify(sealed(changed))
+    assert (found.same, found.token, found.difference) == (False, 2, 0)
+    changed = copy.deepcopy(receipt)
     changed["tokens"][7] = 11
     found = llm.verify(sealed(changed))
     assert found.token == 7
