@@ -1,9 +1,9 @@
 """The digest of rows of logits on the GPU, for receipts: 128 bits, and the two largest logits.
 
 Formula: ``engine/cpu/digest.py``: two sums of mixed words modulo 2**64, and the two largest of the packed keys there.
-Shapes: up to 16 rows of logits float32 [n_vocab], one every ``stride``, before anything has changed them.  As in
+Shapes: up to 128 rows of logits float32 [n_vocab], one every ``stride``, before anything has changed them.  As in
     ``engine/cuda/accept.py``, entry e owns rows starts[e] .. starts[e + 1] - 1, all of slot sequences[starts[e]]; starts is
-    int32 [17], sequences int32 [16], and step int32 [slots] the number of steps of a slot that have ended.  digests int32
+    int32 [17], or [129] in a pass of more than 16 rows, sequences int32 [rows], and step int32 [slots] the number of steps of a slot that have ended.  digests int32
     [slots][parts][16][8], parts a power of two, pinned memory of the host: of each row of the step, by its number in the
     entry, the sums (low, high, 64 bits each), then the token and the bits of the largest logit, and those of the second.
 Who owns what: a block per row, thread j owns logits j, j + threads, ...; the lanes of a warp are folded in halves, then the
@@ -73,9 +73,11 @@ def digest(threads: int) -> KernelCode:
             own[part] = u64(0)
         wait_for_inputs()
         entry = I(0)
-        while entry < DECODE_ROWS and starts[entry + 1] <= row:
+        # Each entry of a pass of more rows has a single one.
+        entries = max(I(DECODE_ROWS), I(cuda.gridDim.x))
+        while entry < entries and starts[entry + 1] <= row:
             entry = I(entry + 1)
-        if entry == DECODE_ROWS:
+        if entry == entries:
             return
         i = thread
         while i < n_vocab:
