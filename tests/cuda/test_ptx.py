@@ -196,10 +196,11 @@ def _integer_tiles(
     gated_and_sinks: bool,
     cap: float = 0.0,
     spans: bool = False,
+    several: bool = False,
 ) -> tuple[Any, ...]:
     tile = integer_tile.tile_of(CACHE_TYPES[name], d_k, d_v, 227 << 10)
     assert tile
-    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks, cap, spans)[
+    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks, cap, spans, several)[
         0
     ].constants
 
@@ -275,7 +276,11 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         tiled_attention.geometry(1024, *sizes, False, 227 << 10, cap=50.0)[0].constants
         for sizes in ((16, 8, 256, 256, "f16", "f16"), (32, 16, 128, 128, "q8_0", "q8_0"))
     ]
-    + [tiled_attention.geometry(1024, 3, 1, 256, 256, "f16", "f16", False, 227 << 10, spans=True)[0].constants],
+    + [tiled_attention.geometry(1024, 3, 1, 256, 256, "f16", "f16", False, 227 << 10, spans=True)[0].constants]
+    + [
+        tiled_attention.geometry(1024, *sizes, False, 227 << 10, several=True)[0].constants
+        for sizes in ((32, 8, 128, 128, "f16", "f16"), (14, 2, 64, 64, "q8_0", "q8_0"))
+    ],
     "attend_integer_chunks": [
         integer_steps.geometry(1, *sizes, 513, 132, shared, True).attend.constants
         for sizes, _ in _INTEGERS
@@ -285,7 +290,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     + [integer_steps.geometry(4, 3, 1, 256, 256, "i8", 9, 132, 227 << 10, True, spans=True).attend.constants],
     "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS]
     + [_integer_tiles(16, 8, 256, 256, "i8", False, 50.0), _integer_tiles(32, 16, 128, 128, "i12", False, 50.0)]
-    + [_integer_tiles(3, 1, 256, 256, "i8", False, spans=True)],
+    + [_integer_tiles(3, 1, 256, 256, "i8", False, spans=True)]
+    + [_integer_tiles(32, 8, 128, 128, "i8", False, several=True)],
     "begin_block": [()],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
@@ -317,10 +323,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, 256, True, False, 0, False, 8, False, True),
     ],
     "compress": [(512, True, False, False), (128, True, True, True), (48, False, False, False)],
-    "convolve": [(128, 4), (96, 3), (32, 1)],
-    "couple": [(128,), (96,), (32, True)],
+    "convolve": [(128, 4), (96, 3), (32, 1), (128, 4, True)],
+    "couple": [(128,), (96,), (32, True), (128, False, True)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
-    "delta_rule": [(128,), (96,), (32,), (128, True)],
+    "delta_rule": [(128,), (96,), (32,), (128, True), (128, False, True)],
     "down": [
         ("MXFP4", 4, False, 4, Finish(False, True)),
         ("Q8_0", 8, True, 2),
