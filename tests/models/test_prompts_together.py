@@ -1,7 +1,6 @@
 """Passes that read prompts of several sequences: whatever is read together, each sequence has the logits that it has alone,
 and so has all that is stored for later passes."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 

@@ -12,7 +12,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
-from engine.cuda import backend
+from engine.arrays import Role
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
@@ -20,8 +20,6 @@ from tests.models.test_prompts_together import read_together
 
 PASSES = [[(1, 9), (0, 8)], [(0, 7), (2, 3), (1, 8)], [(2, 2)]]
 """Slots and numbers of tokens: rows for wide kernels, that begin and end within the 16 tokens of a segment."""
-
-KERNELS = {"llama": "attend_tiles", "qwen35moe": "delta_rule", "deepseek2": "attend_tiles"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +33,34 @@ def contents(model: Any) -> list[bytes]:
     return found + [logits.tobytes() for logits in model.step([(sequence, [7]) for sequence in model.sequences])]
 
 
-@pytest.mark.parametrize("shape", ["llama", "gemma3", "qwen35moe", "deepseek2", "lfm2", "kimi-linear", "granitehybrid"])
-def test_prompts_together(tmp_path: Path, shape: str) -> None:
+CASES = [
+    ("llama", "f16", "attend_tiles"),
+    ("qwen3", "i8", "attend_integers"),
+    ("gemma3", "f16", "attend_tiles"),
+    ("qwen35moe", "f16", "delta_rule"),
+    ("deepseek2", "f16", "attend_tiles"),
+    ("lfm2", "f16", "short_conv"),
+    ("kimi-linear", "f16", "kda_scan"),
+    ("granitehybrid", "f16", "mamba_scan"),
+]
+"""Shapes, types of the cache, and a kernel that has rows of several prompts."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("shape", "cache_type", "kernel"), CASES)
+def test_prompts_together(tmp_path: Path, shape: str, cache_type: str, kernel: str) -> None:
     path = make_model(tmp_path / "a.gguf", SHAPES[shape], "Q4_K_M" if shape == "llama" else "Q4_0")
-    cpu, gpu = (engine.load(path, device=device, n_ctx=64, n_threads=1, parallel=3) for device in ("cpu", "cuda"))
+    given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "parallel": 3, "cache_type": cache_type}
+    cpu, gpu = (engine.load(path, device=device, **given).model for device in ("cpu", "cuda"))
     rng = np.random.default_rng(3)
-    texts = [
-        rng.integers(0, 200, sum(n for part in PASSES for i, n in part if i == slot)).astype(np.int32)
-        for slot in range(3)
-    ]
-    models: list[Any] = [cpu.model, gpu.model]
-    found = [read_together(model, texts, PASSES) for model in models]
-    assert found[0].keys() == found[1].keys() == {0, 1, 2}
+    sizes = [sum(n for part in PASSES for i, n in part if i == slot) for slot in range(3)]
+    texts = [rng.integers(0, 200, n).astype(np.int32) for n in sizes]
+    expected, found = (read_together(model, texts, PASSES) for model in (cpu, gpu))
+    assert expected.keys() == found.keys() == {0, 1, 2}
     for slot in range(3):
-        assert found[0][slot].tobytes() == found[1][slot].tobytes()
-    assert contents(models[0]) == contents(models[1])
+        assert expected[slot].tobytes() == found[slot].tobytes()
+    assert contents(cpu) == contents(gpu)
+    plans = {**gpu.ops.plans.kept, **gpu.ops.plans.latest}
+    own = [plan for (_, _, _, _, mixed, role), plan in plans.items() if mixed and role is Role.PREFILL]
+    assert len(own) == 2
+    assert all(kernel in {launch.kernel.kernel.name for launch in plan.launches} for plan in own)

@@ -1,0 +1,201 @@
+"""Which slices of prompts share a pass, and what happens to a pass when requests leave it.
+
+Equal answers do not show this, so the passes are counted.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import engine
+from engine.decode.prefill import PrefillPass
+from engine.decode.request import Request
+from engine.limits import MOST_TOGETHER
+from engine.models.compressed_config import CompressedConfig
+from engine.models.mixer_config import MixerConfig, NoMixer
+from engine.models.pair_config import PairConfig
+from engine.sampling.sampler import Sampler, SamplerParams
+from engine.synthetic.model import make_model
+from tests.decode.test_running_batch import Pieces
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.LLM]:
+    path = make_model(tmp_path_factory.mktemp("model") / "m.gguf", "tiny-qwen3", "Q8_0")
+    with engine.load(path, device="cpu", n_ctx=512, n_threads=1, parallel=SLOTS) as model:
+        yield model
+
+
+@pytest.fixture
+def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers of tokens of the slices of each pass that is begun from now on."""
+    llm.reset()
+    found: list[list[int]] = []
+    begin = PrefillPass.__init__
+
+    def noted(self: PrefillPass, model: object, slices: list[object], *given: object) -> None:
+        begin(self, model, slices, *given)  # type: ignore[arg-type]
+        found.append([len(each.tokens) for each in self.slices])
+
+    monkeypatch.setattr(PrefillPass, "__init__", noted)
+    return found
+
+
+def prompt(llm: engine.LLM, seed: int, length: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, llm.config.n_vocab, length).tolist()
+    return ids
+
+
+def submitted(llm: engine.LLM, ids: list[int], count: int = 3) -> Request:
+    request = Request(ids, Sampler(SamplerParams(temperature=0.0, seed=1), llm.config.n_vocab), count)
+    llm.core.submit(request)
+    return request
+
+
+def finish(llm: engine.LLM, *requests: Request) -> list[list[int]]:
+    """The tokens of requests, when all have been computed."""
+    while llm.core.step():
+        pass
+    llm.check_pages()
+    assert llm.core.n_active == 0 and all(request.error is None for request in requests)
+    return [[token for token, _ in request.items] for request in requests]
+
+
+def answers_alone(llm: engine.LLM, prompts: list[list[int]], count: int = 3) -> list[list[int]]:
+    found = []
+    for ids in prompts:
+        llm.reset()
+        found += finish(llm, submitted(llm, ids, count))
+    llm.reset()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([20, 20, 20, 20], [[20, 20, 20, 20]]),
+        ([60, 60, 60, 60], [[60, 60, 8], [52, 60]]),
+        ([200, 1, 30], [[128], [72, 1, 30]]),
+        ([100, 28, 5], [[100, 28], [5]]),
+        ([1, 2, 3], [[1, 2, 3]]),
+    ],
+)
+def test_a_pass_takes_the_earliest_prompts(
+    llm: engine.LLM, passes: list[list[int]], lengths: list[int], expected: list[list[int]]
+) -> None:
+    assert llm.model.prompt_rows == 128
+    prompts = [prompt(llm, n + 10 * i, n) for i, n in enumerate(lengths)]
+    alone = answers_alone(llm, prompts, 1)
+    passes.clear()
+    found = finish(llm, *[submitted(llm, ids, 1) for ids in prompts])
+    assert passes == expected and found == alone
+
+
+def test_prompts_are_read_together_beside_an_answer(llm: engine.LLM, passes: list[list[int]]) -> None:
+    """In passes of few rows, of numbers that are powers of two, since a CPU does not divide them."""
+    prompts = [prompt(llm, i, 5) for i in range(3)]
+    alone = answers_alone(llm, prompts)
+    running = submitted(llm, prompt(llm, 9, 10), 200)
+    while len(running.items) < 5:
+        llm.core.step()
+    passes.clear()
+    others = [submitted(llm, ids) for ids in prompts]
+    while not all(other.done for other in others):
+        llm.core.step()
+    assert passes == [[5, 3], [2, 2], [2], [1]] and len(running.items) < 200
+    assert finish(llm, running, *others)[1:] == alone
+
+
+def test_a_request_that_leaves_a_pass_lets_the_others_read_on(llm: engine.LLM, passes: list[list[int]]) -> None:
+    """Its pieces are started before others get its slot; what was read of the others is not read again."""
+    prompts = [prompt(llm, i, 30) for i in range(3)]
+    alone = answers_alone(llm, prompts)
+    pieces = Pieces(llm.model.ops)
+    pieces.split(True)
+    try:
+        running = submitted(llm, prompt(llm, 9, 10), 60)
+        while len(running.items) < 3:
+            llm.core.step()
+        passes.clear()
+        others = [submitted(llm, ids) for ids in prompts]
+        while not pieces.open:
+            llm.core.step()
+        assert passes == [[30, 30, 30]] and not others[0].items
+        llm.core.close(others[1])
+        llm.core.step()
+        assert pieces.open == 0
+        found = finish(llm, running, others[0], others[2])
+    finally:
+        pieces.split(False)
+    assert found[1:] == [alone[0], alone[2]] and not others[1].items
+    assert passes == [[30, 30, 30]] and pieces.begun == pieces.ended
+
+
+def test_a_pass_without_requests_is_cancelled(llm: engine.LLM, passes: list[list[int]]) -> None:
+    pieces = Pieces(llm.model.ops)
+    pieces.split(True)
+    try:
+        running = submitted(llm, prompt(llm, 9, 10), 60)
+        while len(running.items) < 3:
+            llm.core.step()
+        begun = pieces.begun
+        others = [submitted(llm, prompt(llm, i, 30)) for i in range(2)]
+        while not pieces.open:
+            llm.core.step()
+        for other in reversed(others):
+            llm.core.close(other)
+        finish(llm, running)
+    finally:
+        pieces.split(False)
+    assert passes[-1] == [30, 30] and pieces.begun == begun + 1 and not any(other.items for other in others)
+
+
+def test_a_scored_prompt_has_passes_of_its_own(llm: engine.LLM, passes: list[list[int]]) -> None:
+    rows: list[np.ndarray] = []
+    greedy = Sampler(SamplerParams(temperature=0.0, seed=0), llm.config.n_vocab)
+    scored = Request(prompt(llm, 1, 20), greedy, 1, on_logits=lambda first, found: rows.append(found.copy()))
+    before, after = submitted(llm, prompt(llm, 2, 10), 1), submitted(llm, prompt(llm, 3, 11), 1)
+    llm.core.submit(scored)
+    finish(llm, before, after, scored)
+    assert passes == [[10, 11], [20]]
+    assert np.concatenate(rows).tobytes() == llm.logits(prompt(llm, 1, 20)).tobytes()
+
+
+def test_mixers_that_cannot_read_together_have_passes_of_one_prompt(
+    llm: engine.LLM, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a pass has no more prompts than its list of them."""
+    monkeypatch.setattr("engine.decode.prefill_queue.MOST_TOGETHER", 2)
+    prompts = [prompt(llm, i, 10 + i) for i in range(3)]
+    alone = answers_alone(llm, prompts, 1)
+    passes.clear()
+    assert finish(llm, *[submitted(llm, ids, 1) for ids in prompts]) == alone and passes == [[10, 11], [12]]
+    mixer = type(llm.config.layers[0].mixer)
+    monkeypatch.setattr(mixer, "reads_together", False)
+    llm.model.__dict__.pop("reads_together")
+    llm.reset()
+    passes.clear()
+    try:
+        assert finish(llm, *[submitted(llm, ids, 1) for ids in prompts]) == alone and passes == [[10], [11], [12]]
+    finally:
+        llm.model.__dict__.pop("reads_together")
+    assert MOST_TOGETHER >= SLOTS
+
+
+def test_which_mixers_read_together() -> None:
+    """All but compressed attention, whose attention of many rows reads the latents of one sequence."""
+
+    def kinds(base: type[MixerConfig]) -> Iterator[type[MixerConfig]]:
+        for kind in base.__subclasses__():
+            yield kind
+            yield from kinds(kind)
+
+    alone = {kind.__name__ for kind in kinds(MixerConfig) if kind.reads_together is not MixerConfig.reads_together}
+    assert alone == {"CompressedConfig", "PairConfig"}
+    can, cannot = NoMixer(), object.__new__(CompressedConfig)
+    assert can.reads_together and not cannot.reads_together
+    assert PairConfig(can, can).reads_together
+    assert not PairConfig(can, cannot).reads_together and not PairConfig(cannot, can).reads_together
