@@ -275,8 +275,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         out: np.ndarray | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
-        first call with a number of rows records the pass.  A mixed pass, of which the logits of all rows are requested, is
-        padded with copies of its last row.
+        first call with a number of rows records the pass.  A mixed decode pass, of which the logits of all rows are
+        computed, is padded with copies of its last row.
 
         inputs: the memory for tokens, positions and slots; None: the backend's own.
         most: the number of rows of the model's largest prefill pass, 0: ``max_rows``.

@@ -80,7 +80,8 @@ class Executor(Protocol[A]):
         """
 
     def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPass:
-        """Prepare a pass over the rows of ``batch`` that is started in pieces.
+        """Prepare a pass over the rows of ``batch`` that is started in pieces.  If the batch has ``ends``, the logits of these
+        rows are computed instead of the last ones.
 
         Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
 
@@ -88,9 +89,9 @@ class Executor(Protocol[A]):
         """
 
     def next_rows(self, left: int, most: int, beside: bool = False) -> int:
-        """The number of tokens that the next pass over a prompt should read, from 1 to ``most``.
+        """The number of tokens that the next pass over prompts should read, from 1 to ``most``.
 
-        left: the number of tokens of the prompt that have not been read.
+        left: the number of tokens, of one prompt or of several that a pass may read together, that have not been read.
         most: the maximum number of rows in a pass of the model that reads a prompt, at most ``max_rows``.
         beside: whether steps of answers run between the pieces of the pass.
         """
