@@ -648,7 +648,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             threads = wide_delta_net.RULE_THREADS
             self.recorder.launch(kernel, grid, threads, arguments, result=out)
             last = slice(0 if several else max(0, rows - length), rows)
-            self.keep_rows(memory.conv, x[last], batch.part(last))
+            self.keep_rows(memory.conv, x[last], batch if several else batch.part(last))
             return out
         lists = memory.keys, memory.deltas, memory.decays
         arguments = (*given, rows, length, segments, memory.conv, memory.states, *lists, out)
@@ -784,7 +784,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
 
     def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Batch[Tensor]) -> None:
         x, (rows, n) = plain(self.recorder, x), x.shape
-        arguments = (ring, x, ring.shape[1], *self._places(batch), rows, n)
+        kind = 2 if batch.runs is not None else int(batch.mixed)
+        arguments = (ring, x, ring.shape[1], batch.positions, batch.sequences, kind, rows, n)
         self.recorder.launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
 
     def _places(self, batch: Batch[Tensor]) -> tuple[Tensor, Tensor, int]:

@@ -3,7 +3,8 @@
 Formula: ``engine/cpu/mtp.py``.
 Shapes: x, e float32 [rows, n]; ring float32 [slots, length, n]; positions, sequences (slots) int32 [rows]; weights float32
     [n]; out float32 [rows, 2 n].  With s streams: ring [slots, length, s n], out [rows * s, 2 n].  mixed: 1: each row has its
-    own slot; 0: all have that of the first row.
+    own slot; 0: all have that of the first row; for ``keep_rows`` also 2: each has its own, those of a slot are consecutive,
+    and none is a copy.
 Who owns what: ``keep_rows``: a thread owns one element; ``mtp_input``: a block of 256 threads owns one half of a row.
 Reduction order: that of ``engine/cuda/rms_norm.py``.
 Bytes moved: 8 n per row; 16 n for the input.
@@ -38,14 +39,17 @@ def keep_rows() -> KernelCode:
         let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
-        position, sequence = I(positions[t]), I(sequences[t * mixed])
+        position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
         stays = True
         # With no more rows than a ring has, each has a place of its own.
         if rows > length:
-            later = I(t + length)
-            stays = later >= rows
-            if mixed and not stays:
-                stays = sequences[later] != sequence or positions[later] != position + length
+            if mixed == 1:
+                for u in range(rows):
+                    if sequences[u] == sequence and positions[u] >= position + length:
+                        stays = False
+            else:
+                later = I(t + length)
+                stays = later >= rows or (mixed and sequences[later] != sequence)
         if i < n and stays:
             row = I(sequence * length + position % length)
             ring[row * np.int64(n) + i] = x[t * np.int64(n) + i]

@@ -98,9 +98,10 @@ class Assistant(Gemma4Loader, ChainDrafter):
 
     def follow(self, batch: Batch[Array], hidden: Array) -> None:
         """Store the outputs of the trunk for the tokens of a pass: hidden [rows, n_embd_out]."""
-        first = 0 if batch.mixed else max(0, batch.rows - self.hidden.shape[1])
-        last = slice(first, batch.rows)
-        self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
+        if not batch.mixed and batch.rows > self.hidden.shape[1]:
+            last = slice(batch.rows - self.hidden.shape[1], batch.rows)
+            hidden, batch = hidden[last], batch.part(last)
+        self._target.ops.keep_rows(self.hidden, hidden, batch)
 
     def compute(self, batch: Batch[Array], n_logits: int) -> Array:
         """The operations of a draft pass: logits after one token, float32 [1, n_vocab].

@@ -80,8 +80,8 @@ class Executor(Protocol[A]):
         """
 
     def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPass:
-        """Prepare a pass over the rows of ``batch`` that is started in pieces.  If the batch has ``ends``, the logits of these
-        rows are computed instead of the last ones.
+        """Prepare a pass over the rows of ``batch`` that is started in pieces.  If the batch has ``ends``, the logits of the
+        rows that it names are computed instead of those of the last rows.
 
         Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
 

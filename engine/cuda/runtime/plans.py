@@ -13,7 +13,8 @@ from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
 """The number of prefill passes that are kept in addition to those with a usual number of rows.  Only the latest are kept,
-because prompts differ in length."""
+because prompts differ in length.  Of those that read several prompts, which have one of two numbers of logits, twice as many
+are kept."""
 
 Key = tuple[Forward[Tensor], int, int, int, bool, Role]
 """The forward function, the number of rows, the number of rows with logits, the address of the tokens, whether the pass is
@@ -91,9 +92,10 @@ class Plans:
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)
             if often:
                 self.capture(plan)
-        if passing and len(self.latest) >= WIDE_PLANS:
+        alike = [other for other in self.latest if other[4] is mixed] if passing else []
+        if len(alike) >= WIDE_PLANS * (2 if mixed else 1):
             self._device.synchronize()  # it may be in flight
-            del self.latest[next(iter(self.latest))]
+            del self.latest[alike[0]]
         (self.latest if passing else self.kept)[key] = plan
         return plan
 

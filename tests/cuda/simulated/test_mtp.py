@@ -1,5 +1,7 @@
 """What multi-token prediction needs beside a layer, in the simulator: the bits of the mirror."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,16 @@ def test_rows_of_several_sequences(gpu: backend.Backend, length: int) -> None:
     same(gpu.download(on_device), ring)
     same(ours[0], inputs)
     same(ours[1], both)
+
+    # Prompts that are read together have no copies of rows.
+    again, prompts = gpu.upload(before), replace(p.part(slice(6)), runs=p.positions)
+
+    def kept() -> Tensor:
+        gpu.keep_rows(again, a[slice(6)], prompts)
+        return gpu.beside(b[slice(6)], again, prompts)
+
+    same(computed(gpu, kept)[0], both[:6])
+    same(gpu.download(again), alone)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -12,6 +12,7 @@ import pytest
 from engine.arrays import Batch, Role
 from engine.cuda import backend
 from engine.cuda.runtime.pool import LARGE
+from engine.limits import MOST_TOGETHER
 from tests.cuda.simulated.device import SimulatedDevice
 
 F = np.float32
@@ -79,6 +80,22 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
     # One recording of many rows serves passes with logits and without; the passes of steps, and of powers of two, stay.
     assert [key[1] for key in ops.plans.latest] == [*wide[-2:], 20, 21]
     assert forward.recorded == [1, 1, 2, 2, 32, *wide, 20, 21]
+
+
+def test_passes_of_several_prompts_displace_no_others(ops: Any) -> None:
+    """Nor do they displace the latest of their own sizes; the number of their logits is one of two."""
+    forward = Forward(ops)
+    for rows in (20, 21, 22, 23):
+        read(ops, forward, rows)
+    tried = [(rows, n) for rows in range(40, 46) for n in (3, 17)]
+    for rows, n in tried:
+        numbers, runs = np.arange(rows, dtype=F), np.full((2, MOST_TOGETHER + 1), rows, np.int32)
+        ends = np.arange(1, n + 1, dtype=np.int32)
+        batch = Batch(numbers, numbers, np.zeros(rows, np.int32), True, role=Role.PREFILL, runs=runs, ends=ends)
+        assert ops.run(forward, batch, n).shape[0] == n
+    latest = list(ops.plans.latest)
+    assert [key[1] for key in latest if not key[4]] == [20, 21, 22, 23]
+    assert [(key[1], key[2]) for key in latest if key[4]] == [(rows, {3: 16, 17: 32}[n]) for rows, n in tried[-8:]]
 
 
 class Sums(Forward):
