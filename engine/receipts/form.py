@@ -42,8 +42,17 @@ REASONS = ("stop", "length", "tool_calls", None)
 
 def canonical(value: object) -> bytes:
     """A JSON value as the bytes that are hashed: keys sorted, no blanks, ASCII only, numbers as Python's ``json`` writes
-    them.  Raises ValueError for a number that is not finite."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    them, floats with the value of an integer as integers.  Raises ValueError for a number that is not finite."""
+    return json.dumps(_whole(value), sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _whole(value: object) -> object:
+    """A JSON value whose floats are integers where they have the value of one: JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _whole(each) for key, each in value.items()}
+    return [_whole(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def fingerprint_of(model: Mapping[str, Any]) -> str:

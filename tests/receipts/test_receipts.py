@@ -118,6 +118,24 @@ def test_a_long_prompt_with_a_budget_can_be_verified() -> None:
         assert "kv_budget" in thin.verify(claimed).problem
 
 
+def as_javascript(value: Any) -> Any:
+    """A JSON value as JavaScript writes it again: 1.0 becomes 1."""
+    if isinstance(value, dict):
+        return {key: as_javascript(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [as_javascript(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def test_a_receipt_may_pass_through_javascript(llm: engine.LLM) -> None:
+    answer = llm.complete(PROMPT, max_tokens=8, seed=1, temperature=1.0, top_p=1.0, receipt=True)
+    receipt = json.loads(json.dumps(answer.receipt()))
+    again = as_javascript(receipt)
+    assert json.dumps(again) != json.dumps(receipt)
+    assert problem_of(again) == ""
+    assert llm.verify(again).same
+
+
 def test_a_template_does_not_matter_to_a_replay(llm: engine.LLM) -> None:
     messages = [{"role": "user", "content": "def add(a, b):"}]
     answer = llm.chat(messages, chat_template="chatml", max_tokens=8, seed=1, receipt=True)

@@ -26,5 +26,6 @@ async def props(request: Request) -> Response:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"bitmirror {__version__}",
             "is_sleeping": False,
+            "receipts": True,
         }
         return JSONResponse(found)
