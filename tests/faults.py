@@ -227,7 +227,7 @@ FAULTS = (
     Fault(
         "the carry between two weights of a plane",
         "products",
-        "engine/cuda/products/warpgroup_chain.py",
+        "engine/cuda/products/warpgroup_planes.py",
         "bias = u32(u32(0x80008000) - u32(u32(offset * 0x00010001) * s))",
         "bias = u32(u32(0) - u32(u32(offset * 0x00010001) * s))",
         "on an H100, a negative weight of Q6_K times its scale takes one from its neighbour",

@@ -205,7 +205,7 @@ def test_blocks_of_warpgroups(gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatc
             expected = cpu.matmul_add(residual, x, weight)
             given, before = gpu.upload(x), gpu.upload(residual)
             for groups, split in product(range(2, warpgroup_matmul.MOST_GROUPS[tiles] + 1), (1, 2, 4, 8)):
-                shape = warpgroup_chain.Shape(tiles, groups, split)
+                shape = warpgroup_chain.TileShape(tiles, groups, split)
                 monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *_, shape=shape: shape)
                 plan = gpu.record(partial(gpu.matmul_add, before, given, held))
                 gpu.start(plan)

@@ -341,7 +341,6 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] + _FEW_BITS[::2] if name != "Q4_K")],
     "ends": [()],
     "expand": [()],
-    "gather_pairs": [(8, 16), (1, 4)],
     "gated_norm": [(128,), (32,), (128, False)],
     "gated_norm_quantize": [(256, 128), (32, 96), (256, 256), (256, 128, quantize.NARROW, False)],
     "gate_up": [
@@ -383,7 +382,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2] + _FEW_BITS)),
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True), ("BF16", 4, True, Finish(True, True))],
-    "matmul_experts_warpgroups": [("Q4_K",), ("Q6_K",), ("Q5_K", Finish(True, True))],
+    "quantize_pairs": [("plain", 8), ("swiglu", 1), ("xielu", 1)],
+    "matmul_experts_warpgroups": [("Q4_K", True), ("Q6_K", True), ("Q5_K", False, Finish(True, True))],
     "matmul_experts_wide": [
         *(("IQ4_XS", 1), ("Q4_K", 8), ("Q8_0", 1)),
         *(("MXFP4", 4, False, Finish(False, True)), ("NVFP4", 1, False, Finish(True, False))),

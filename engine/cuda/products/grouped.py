@@ -29,9 +29,9 @@ class Grouped(MixtureLaunches):
         """Record the launches and return the result, float32 [rows, n_group * R]."""
         parts = self._parts
 
-        def activations(unit: int, warpgroups: bool) -> Int8 | Tensor:
+        def activations(unit: int) -> Int8 | Tensor:
             recorder = self._recorder
-            return quantized(recorder, parts, unit, self._rows, warpgroups) if unit else plain(recorder, parts)
+            return quantized(recorder, parts, unit, self._rows) if unit else plain(recorder, parts)
 
         (y,) = self._products([self._weight], [], [(None, None)], activations, True, parts)
         return y.reshape(self._rows, y.size // self._rows)

@@ -11,8 +11,8 @@ launches.  Where weights are those of inputs, a launch more multiplies gate and 
 launch that computes them.
 
 The launches of a pass of more than ``NARROW_ROWS`` rows: the router's product and route; sorting pairs by expert; int8; gate
-and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.  Before
-a product of warpgroups, activations are gathered.
+and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
+Products of warpgroups read activations that are quantized for each pair, with the activation.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.cuda.products import dense, join, matmul, quantize, router, row_experts, warpgroup_experts, wide_experts
+from engine.cuda.products import (
+    dense,
+    join,
+    matmul,
+    quantize,
+    router,
+    row_experts,
+    warpgroup_experts,
+    wide_experts,
+)
 from engine.cuda.products import experts as kernels
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.kinds import Constant
@@ -59,7 +68,7 @@ class MixtureLaunches:
         self._router_x = x if router_x is None else router_x
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
-        self._activated: dict[tuple[int, bool], Activations] = {}
+        self._activated: dict[int, Activations] = {}
         self._wide = self._rows > NARROW_ROWS
         #: Whether the launches of the experts include the shared network.
         self._joins = (
@@ -114,13 +123,13 @@ class MixtureLaunches:
             *g, u = dense.matmul(recorder, self._x, others[:-1])
             (common,) = dense.matmul(recorder, Gated(g[0] if g else None, u, experts.common), others[-1:])
 
-        def activations(unit: int, warpgroups: bool) -> Activations:
+        def activations(unit: int) -> Activations:
             if ready is not None:
                 return ready
-            return quantized(recorder, act, unit, self._rows, warpgroups) if unit else plain(recorder, act)
+            return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
 
         ends = [(experts.down_scale, experts.down_bias)]
-        (y,) = self._products([down], others[-1:], ends, activations, True, logits)
+        (y,) = self._products([down], others[-1:], ends, activations, True, logits, act if ready is None else None)
         out = recorder.empty((self._rows, n_rows))
         arguments: tuple[Argument, ...] = (
             *(self._residual or 0, y, self._weights, y[self._pairs :] if self._joins else common),
@@ -153,6 +162,8 @@ class MixtureLaunches:
         fits = matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS
         fits = fits and self._rows <= NARROW_ROWS
         if not (fits and isinstance(x, Normalized) and isinstance(seen, Normalized) and x.normalizes_as(seen)):
+            if self._wide and seen is x and dense.by_warpgroups(recorder, self._experts.up):
+                seen = self._floats()  # which are quantized for each pair
             (logits,) = dense.matmul(recorder, seen, (matrix,))
             return logits
         logits = recorder.empty((self._rows, matrix.rows))
@@ -163,29 +174,33 @@ class MixtureLaunches:
         recorder.launch(
             router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, **parts._asdict(), logits=logits
         )
-        self._activated[unit, False] = parts
+        self._activated[unit] = parts
         return logits
 
-    def _activations(self, unit: int, warpgroups: bool = False) -> Activations:
-        """x as int8 with a scale for every ``unit`` values; as float32 if ``unit`` is 0; warpgroups: whether these multiply
-        it."""
-        if (unit, warpgroups) not in self._activated:
-            recorder, x = self._recorder, self._x
-            found = quantized(recorder, x, unit, warpgroups=warpgroups) if unit else plain(recorder, x)
-            self._activated[unit, warpgroups] = found
-        return self._activated[unit, warpgroups]
+    def _activations(self, unit: int) -> Activations:
+        """x as int8 with a scale for every ``unit`` values; as float32 if ``unit`` is 0."""
+        if unit not in self._activated:
+            self._activated[unit] = quantized(self._recorder, self._x, unit) if unit else plain(self._recorder, self._x)
+        return self._activated[unit]
+
+    def _floats(self) -> Tensor:
+        """x as float32."""
+        x = self._activations(0)
+        assert isinstance(x, Tensor)
+        return x
 
     def _products(
         self,
         stacks: Sequence[DeviceWeight],
         others: Sequence[DeviceWeight],
         ends: Sequence[End],
-        activations: Callable[[int, bool], Activations],
+        activations: Callable[[int], Activations],
         down: bool,
         logits: Tensor,
+        act: Gated | None = None,
     ) -> list[Tensor]:
         """Each stack times the activations of all pairs, and its factors and biases: float32 [pairs, R], or [pairs + rows, R]
-        including ``others``."""
+        including ``others``.  act: what ``activations`` gives, if it is not an array."""
         recorder, n_used = self._recorder, self._experts.n_used
         n_rows = stacks[0].rows // self._experts.n_expert
         outs = [recorder.empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
@@ -195,12 +210,16 @@ class MixtureLaunches:
             together = False  # a launch contains the code of one format
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
-            warpgroups = self._wide and dense.by_warpgroups(recorder, stacks[first])
-            x, own_ends = activations(units[first], warpgroups), [ends[i] for i in members]
+            own_ends = [ends[i] for i in members]
+            if self._wide and dense.by_warpgroups(recorder, stacks[first]):
+                self._route(logits)
+                floats, own_outs = act or activations(0), [outs[i] for i in members]
+                self._matmul_warpgroups([stacks[i] for i in members], own_ends, floats, down, n_rows, own_outs)
+                continue
+            x = activations(units[first])
             if self._wide and isinstance(x, Int8):
                 self._route(logits)
-                multiply = self._matmul_warpgroups if warpgroups else self._matmul_wide
-                multiply([stacks[i] for i in members], own_ends, x, down, n_rows, [outs[i] for i in members])
+                self._matmul_wide([stacks[i] for i in members], own_ends, x, down, n_rows, [outs[i] for i in members])
                 continue
             if isinstance(x, Int8) and down and self._rows == 1 and row_experts.usable(stacks[0].format, n_rows):
                 self._down(stacks[0], [others[0]] if self._joins else [], own_ends, x, n_rows, outs[0])
@@ -315,21 +334,32 @@ class MixtureLaunches:
         self._recorder.launch(kernel, grid, threads, arguments, **dense.results(outs))
 
     def _matmul_warpgroups(
-        self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]
+        self,
+        stacks: list[DeviceWeight],
+        ends: Sequence[End],
+        x: Activations | Gated,
+        down: bool,
+        n_rows: int,
+        outs: list[Tensor],
     ) -> None:
         recorder = self._recorder
         (listed, items), (finish, added) = self._sort(warpgroup_experts.COLUMNS), finish_of(ends)
-        n_items, units, n_tiles = items.shape[0], stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
-        gathered = recorder.empty((warpgroup_experts.gathered_words(n_items, units),), np.uint32)
-        layout = quantize.layout_of(quantize.RUN, self._rows, warpgroups=True)
-        copy, end = warpgroup_experts.gather_pairs(1 if down else self._experts.n_used, layout), len(stacks) * n_tiles
-        arguments: tuple[Argument, ...] = (x.q, items, listed, units, gathered)
-        recorder.launch(copy, (n_items, units), warpgroup_experts.COPIERS, arguments, gathered=gathered)
+        n_items, columns, n_tiles = items.shape[0], stacks[0].columns, kernels.tiles(n_rows)
+        units, end = columns // stacks[0].format.unit, len(stacks) * n_tiles
+        if isinstance(x, Gated):
+            source, numbers, gate, up = x.activation.kind, x.activation.numbers, x.gate or x.up, x.up
+        else:
+            assert isinstance(x, Tensor)
+            source, numbers, gate, up = "plain", (0.0, 0.0, 0.0, 0.0), x, x
+        q = recorder.empty((warpgroup_experts.activation_words(n_items, units),), np.uint32)
+        kernel = warpgroup_experts.quantize_pairs(source, 1 if down else self._experts.n_used)
+        arguments: tuple[Argument, ...] = (gate, up, columns, *numbers, items, listed, q, q)
+        recorder.launch(kernel, (n_items, units), warpgroup_experts.QUANTIZERS, arguments, q=q)
         arguments = (
             *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed, *added),
-            *(n_items, n_tiles, end, n_rows, units, gathered),
+            *(n_items, n_tiles, end, n_rows, units, q),
         )
-        sizes = n_items, end, recorder.device.multiprocessors
+        sizes = units, n_items, end, recorder.device.multiprocessors
         kernel, blocks, threads = warpgroup_experts.geometry(stacks[0].format.name, *sizes, finish)
         recorder.launch(kernel, (blocks,), threads, arguments, **dense.results(outs))
 

@@ -29,9 +29,10 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
 
-from engine.cuda.intrinsics import advance, bits_float, fma, keep4, pick_bytes, store4, vector2
+from engine.cuda.intrinsics import advance, bits_float, keep4, store4, vector4
 from engine.cuda.products.quantize import BLOCKS, block_parts
-from engine.cuda.products.unpack import Unpack, device, unpack
+from engine.cuda.products.unpack import device, unpack
+from engine.cuda.products.warpgroup_planes import make_close, make_products
 from engine.cuda.products.wide_chain import SHARED_LOADS, make_end, make_minimums
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.cuda.warpgroups import (
@@ -42,9 +43,6 @@ from engine.cuda.warpgroups import (
     barriers_ready,
     bulk_copy,
     make_half_products,
-    make_plane_products,
-    make_step_products,
-    matrices,
 )
 from engine.gguf.quants import FORMATS
 
@@ -61,12 +59,9 @@ TARGET = (9, 0)
 SHARED = 227 << 10
 """Bytes of shared memory that a block may have there."""
 
-MOST_STEPPED = 32
-"""The most columns of a block that are multiplied in steps of 32 positions: more sums do not fit twice into registers."""
-
 
 @dataclass(frozen=True)
-class Shape:
+class TileShape:
     """The part of a block: tiles of 8 columns, which are activation rows; warpgroups, each for 64 weight rows; and the number
     of blocks that share the chains of these rows."""
 
@@ -88,7 +83,7 @@ class Shape:
         return -(-rows // (8 * self.tiles)), -(-tiles // self.warps), self.split
 
 
-LARGE = Shape(BLOCKS[-1], 2)
+LARGE = TileShape(BLOCKS[-1], 2)
 """The blocks of passes of many rows."""
 
 
@@ -98,7 +93,7 @@ class Areas:
     each with the activations of a unit; records, ``places`` for each warp; barriers."""
 
     format: str
-    shape: Shape
+    shape: TileShape
 
     @property
     def record(self) -> int:
@@ -165,151 +160,6 @@ class Areas:
 def takes(format: str, compute_capability: tuple[int, int], shared_memory: int) -> bool:
     """Whether warpgroups multiply a format on a device whose blocks may have ``shared_memory`` bytes."""
     return format in FORMATS_OF_PLANES and compute_capability == TARGET and shared_memory >= SHARED
-
-
-# --- planes ------------------------------------------------------------------------------------------------------
-
-
-def _shift(fmt: Unpack) -> int:
-    return 8 if fmt.offset else 3
-
-
-def _make_split(offset: int) -> DeviceFunction:
-    """The device function split(q, s): the bytes of both planes of four weights v = (q - offset) * s, which are in
-    -4096 .. 4096: v >> 8, signed, and v & 255, unsigned.  Two weights are multiplied at a time, with 2**15 added, so that no
-    product borrows from the other."""
-
-    @device
-    def split(q, s):
-        even, odd = u32(q & u32(0x00FF00FF)), pick_bytes(q, u32(0), u32(0x4341))
-        bias = u32(u32(0x80008000) - u32(u32(offset * 0x00010001) * s))
-        even, odd = u32(even * s + bias), u32(odd * s + bias)
-        return u32(pick_bytes(even, odd, u32(0x7351)) ^ u32(0x80808080)), pick_bytes(even, odd, u32(0x6240))
-
-    return split
-
-
-@device
-def _scale_parts(h, r, g):
-    """s >> 3 and s & 7 of a scale s in 0 .. 63, byte g % 4 of word 4 r + g // 4 of the header; two instructions."""
-    word, k = h[4 * r + g // 4], u32(0x4440 + g % 4)
-    high, low = u32((word >> u32(3)) & u32(0x07070707)), u32(word & u32(0x07070707))
-    return pick_bytes(high, u32(0), k), pick_bytes(low, u32(0), k)
-
-
-@device
-def _split_scale(q, s):
-    """The bytes of both planes of four weights q * s, with q at most 31: q * (s >> 3) and q * (s & 7)."""
-    return u32(q * s[0]), u32(q * s[1])
-
-
-def _make_part(fmt: Unpack) -> DeviceFunction:
-    """The device function part(words, header, j): the lane's four words of the high plane and of the low one, for positions
-    32 j .. 32 j + 31 of a record."""
-    block, signed, sixteen = fmt.block, fmt.scale, fmt.group == 16
-    split = _make_split(fmt.offset) if fmt.offset else _split_scale
-
-    @device
-    def signed_scale(h, r, g):
-        return u32(signed(h, r, g))
-
-    scale = signed_scale if fmt.offset else _scale_parts
-
-    @device
-    def part(words, h, j):
-        q = block(words, j)
-        first, second = (I(2 * j), I(2 * j + 1)) if sixteen else (I(j), I(j))
-        a0, b0 = split(q[0], scale(h, 0, first))
-        a1, b1 = split(q[1], scale(h, 1, first))
-        a2, b2 = split(q[2], scale(h, 0, second))
-        a3, b3 = split(q[3], scale(h, 1, second))
-        return (a0, a1, a2, a3), (b0, b1, b2, b3)
-
-    return part
-
-
-def _make_products(fmt: Unpack, columns: int) -> DeviceFunction:
-    """The device function products(words, header, shared, x, full, parity, dots): the integer sums of a record times a stage
-    of activations at shared[x], which is there when the barrier ``full`` ends a phase of this parity."""
-    part, shift, signed, n_dots, n_both = _make_part(fmt), _shift(fmt), fmt.offset > 0, columns // 2, columns
-    if columns > MOST_STEPPED:
-        plane_products = make_plane_products(columns, shift, signed, 2 if columns > 64 else 1)
-
-        @device
-        def unpack_part(words, h, j, planes):
-            a, b = part(words, h, j)
-            for k in range(4):
-                planes[4 * j + k], planes[32 + 4 * j + k] = a[k], b[k]
-
-        @device
-        def products(words, h, shared, x, full, parity, dots):
-            planes = cuda.local.array(64, np.uint32)
-            unpack_part(words, h, 0, planes)
-            unpack_part(words, h, 1, planes)
-            unpack_part(words, h, 2, planes)
-            unpack_part(words, h, 3, planes)
-            unpack_part(words, h, 4, planes)
-            unpack_part(words, h, 5, planes)
-            unpack_part(words, h, 6, planes)
-            unpack_part(words, h, 7, planes)
-            barrier_wait(shared, full, parity)
-            cuda.syncwarp()
-            plane_products(planes, shared, x, dots)
-
-        return products
-    begin_products, add_products, finish_products = make_step_products(columns, signed)
-
-    @device
-    def add(words, h, j, x, both):
-        a, b = part(words, h, j)
-        add_products(a, b, x, I(j), both)
-
-    @device
-    def products_in_steps(words, h, shared, x, full, parity, dots):
-        both = cuda.local.array(n_both, np.int32)
-        x = matrices(shared, x)
-        a, b = part(words, h, 0)
-        barrier_wait(shared, full, parity)
-        cuda.syncwarp()
-        begin_products(a, b, x, I(0), both)
-        add(words, h, 1, x, both)
-        add(words, h, 2, x, both)
-        add(words, h, 3, x, both)
-        add(words, h, 4, x, both)
-        add(words, h, 5, x, both)
-        add(words, h, 6, x, both)
-        add(words, h, 7, x, both)
-        finish_products(both)
-        for k in range(n_dots):
-            dots[k] = I(I(both[k] << shift) + both[n_dots + k])
-
-    return products_in_steps
-
-
-def _make_close(mins: bool, n: int) -> DeviceFunction:
-    """The device function close(scales, f, dots, least, acc): the floating-point part of a unit, for n tiles of columns,
-    without a loop; scales are the lane's, of the first tile."""
-    if n > 1:
-        part, further = _make_close(mins, n // 2), n // 2
-        middle, end = 4 * further, 4 * n
-
-        @device
-        def close(scales, f, dots, least, acc):
-            part(scales, f, dots[:middle], least[:middle], acc[:middle])
-            part(advance(scales, 8 * further), f, dots[middle:end], least[middle:end], acc[middle:end])
-
-        return close
-
-    @device
-    def close_one(scales, f, dots, least, acc):
-        da = vector2(scales, 0)
-        for k in range(4):
-            value = f[k // 2] * f32(dots[k])
-            if mins:
-                value = fma(f[2 + k // 2], least[k], value)
-            acc[k] = fma(bits_float(I(da[k % 2])), value, acc[k])
-
-    return close_one
 
 
 # --- the pipeline ------------------------------------------------------------------------------------------------
@@ -395,31 +245,35 @@ def _make_keep(tiles: int) -> DeviceFunction:
     return keep
 
 
-def make_multiply(areas: Areas, tiles: int, follows: bool = False) -> DeviceFunction:
-    """The device function multiply(shared, thread, at, x, records, units, length, to, more, next_x, next_records): the
+def make_multiply(areas: Areas, tiles: int, follows: bool = False, single: bool = False) -> DeviceFunction:
+    """The device function multiply(shared, thread, at, x, records, units, length, to, more, next_x, next_records, acc): the
     products of a block's tile for the first ``tiles`` tiles of 8 columns, over ``units`` units in chains of ``length``.
 
     at: ``START``, or what the tile before it has returned; x, records: the activations and the records of the warp, of which
     the first have been started (``Pipeline``).  more: if other tiles may follow (``follows``), whether one does, whose first
     stage and record are ``next_x`` and ``next_records``.
-    to: where the thread's sums will be, in shared memory: those of tile t of columns at [areas.apart * t], 4 words; if blocks
-    share chains, where the lane's sums of the first chain will be, in memory (``warpgroup_matmul.chain_floats``).
+    to: the thread's place for sums of chains, in shared memory: those of tile t of columns at [areas.apart * t], 4 words; if
+    blocks share chains, where the lane's sums of the first chain will be, in memory (``warpgroup_matmul.chain_floats``).
+    acc float32 [4 tiles]: the results, unless blocks share chains; of tile t of columns [4 t] .. [4 t + 3] are those of the
+    lane's (row g, column 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1).
+    single: there are at most ``CHAINS`` units, so every chain is one; then no sums of chains are in shared memory.
     """
     pipeline, fmt, split = make_pipeline(areas), unpack(T[areas.format], False), areas.shape.split > 1
     record, n_stage, stages, places, ahead = areas.record, areas.stage, areas.stages, areas.places, areas.ahead
+    sums_apart = not split and not single
+    assert not (split and single)
     assert not follows or (places, ahead) == (2, 1), "the next tile has started one stage and one record"
     stages_at, records_at, n_dots, apart = areas.stages_at, areas.records_at, 4 * tiles, areas.apart
     full, empty, loaded = areas.full, areas.empty, areas.loaded
     scales_at, sums_at, block_words = block_parts(areas.shape.tiles)
     load, header, factors, mins, n_words = fmt.make_load(SHARED_LOADS), fmt.header, fmt.factors, fmt.mins, fmt.words
-    products, minimums = _make_products(fmt, 8 * tiles), make_minimums(fmt)
-    close, end, keep = _make_close(mins, tiles), make_end(tiles, apart), _make_keep(tiles)
+    products, minimums = make_products(fmt, 8 * tiles), make_minimums(fmt)
+    close, end, keep = make_close(mins, single, tiles), make_end(tiles, apart), _make_keep(tiles)
     half_products = make_half_products(8 * tiles)
     fetch, fetch_record = pipeline.fetch, pipeline.fetch_record
 
     @device
-    def multiply(shared, thread, at, x, records, units, length, to, more, next_x, next_records):
-        acc = cuda.local.array(n_dots, np.float32)
+    def multiply(shared, thread, at, x, records, units, length, to, more, next_x, next_records, acc):
         dots = cuda.local.array(n_dots, np.int32)
         least = cuda.local.array(n_dots, np.float32)
         words = cuda.local.array(n_words, np.uint32)
@@ -427,7 +281,7 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False) -> DeviceFunc
         k, parity, place, turn = at
         for j in range(n_dots):
             acc[j], least[j] = f32(0.0), f32(0.0)
-        if not split:
+        if sums_apart:
             for t in range(tiles):
                 keep4(to, t * apart, f32(0.0), f32(0.0), f32(0.0), f32(0.0))
         x, records = advance(x, (ahead - 1) * block_words), advance(records, (places - 2) * record)
@@ -464,7 +318,7 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False) -> DeviceFunc
             if lane == 0:
                 barrier_arrive(shared, I(empty + 2 * k))
             u, left, k, place = I(u + 1), I(left - 1), I(k + 1), I(place + 1)
-            if left == 0 or u == units:
+            if not single and (left == 0 or u == units):
                 if split:
                     keep(acc, to)
                     to = advance(to, 128 * tiles)
@@ -475,6 +329,11 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False) -> DeviceFunc
                 k, parity = I(0), I(parity ^ 1)
             if place == places:
                 place, turn = I(0), I(turn ^ 1)
+        if sums_apart:
+            for t in range(tiles):
+                sums = vector4(to, t * apart)
+                for e in range(4):
+                    acc[4 * t + e] = bits_float(I(sums[e]))
         return k, parity, place, turn
 
     return multiply

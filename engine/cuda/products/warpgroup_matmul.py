@@ -24,12 +24,11 @@ from engine.cuda.intrinsics import (
     let_next_begin,
     load4,
     pointer,
-    vector4,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import block_parts, layout_of
 from engine.cuda.products.unpack import device
-from engine.cuda.products.warpgroup_chain import START, TARGET, Areas, Shape, make_multiply, make_pipeline
+from engine.cuda.products.warpgroup_chain import START, TARGET, Areas, TileShape, make_multiply, make_pipeline
 from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS
@@ -51,13 +50,13 @@ JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
 All these are of Q4_K on an H200, where they describe 60 products (docs/notebook.md, "Products of 17 to 128 rows")."""
 
 
-def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Shape:
+def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> TileShape:
     """The shape of the blocks for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows of ``units`` units: the one
     that should take the least time, one block on a multiprocessor at a time."""
     columns = layout_of(256, rows, warpgroups=True)
     unit, further = UNIT_TIMES[columns]
 
-    def time(shape: Shape) -> float:
+    def time(shape: TileShape) -> float:
         x, y, z = shape.grid(rows, tiles)
         own = min(units, CHAINS // shape.split * -(-units // CHAINS))
         block = own * (unit + further * shape.groups) + (BLOCK_TIMES[columns] if z == 1 else SPLIT_TIME)
@@ -65,11 +64,11 @@ def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Shape:
         return -(-x * y * z // multiprocessors) * block + (JOIN_TIME + moved / JOIN_RATE if z > 1 else 0)
 
     most = MOST_GROUPS[columns]
-    return min((Shape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(most, 1, -1)), key=time)
+    return min((TileShape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(most, 1, -1)), key=time)
 
 
 def _areas(format: str, tiles: int, groups: int, split: bool) -> Areas:
-    return Areas(format, Shape(tiles, groups, CHAINS if split else 1))
+    return Areas(format, TileShape(tiles, groups, CHAINS if split else 1))
 
 
 def threads(format: str, tiles: int, groups: int, split: bool) -> int:
@@ -111,13 +110,13 @@ def _make_write(tiles: int) -> DeviceFunction:
     return write
 
 
-def chain_floats(shape: Shape, rows: int, tiles: int) -> int:
+def chain_floats(shape: TileShape, rows: int, tiles: int) -> int:
     """The size of the chains that blocks share: [blocks of activations, tiles of 16 weight rows, 8 chains, tiles of 8
     columns, 32 lanes, 4]."""
     return shape.grid(rows, tiles)[0] * tiles * CHAINS * shape.tiles * 128
 
 
-def chains_grid(shape: Shape, rows: int, tiles: int) -> tuple[int, int]:
+def chains_grid(shape: TileShape, rows: int, tiles: int) -> tuple[int, int]:
     """The grid of ``matmul_chains``, of blocks of 256 threads."""
     return shape.grid(rows, tiles)[0], -(-tiles * shape.tiles // 8)
 
@@ -126,6 +125,7 @@ def chains_grid(shape: Shape, rows: int, tiles: int) -> tuple[int, int]:
     *(F32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, i32, i32),
     *(i32, i32),
     threads=256,
+    target=TARGET,
 )
 def matmul_chains(tiles: int) -> KernelCode:
     """The results of ``matmul_warpgroups`` from chains that blocks have shared, with the same outputs, ends and rows;
@@ -187,10 +187,10 @@ def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> Kern
 
     split: whether blocks share chains, ``n_chains`` for each, which they write to ``chains`` (``chain_floats``); otherwise
     n_chains is 8.
-    Grid: ``Shape.grid`` of Shape(tiles, groups, 8 / n_chains), for ends[last] tiles; 128 * groups threads.
+    Grid: ``TileShape.grid`` of TileShape(tiles, groups, 8 / n_chains), for ends[last] tiles; 128 * groups threads.
     """
     areas = _areas(format, tiles, groups, split)
-    record, warps, columns, n_values, apart = areas.record, areas.shape.warps, 8 * tiles, 4 * tiles, areas.apart
+    record, warps, columns, n_sums = areas.record, areas.shape.warps, 8 * tiles, 4 * tiles
     block_words = block_parts(tiles)[2]
     pipeline, multiply, write = make_pipeline(areas), make_multiply(areas, tiles), _make_write(tiles)
     begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
@@ -241,17 +241,13 @@ def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> Kern
         x = advance(x, np.int64(I(cuda.blockIdx.x * units + first)) * block_words)
         wait_for_inputs()
         begin_stages(shared, thread, x, own)
+        acc = cuda.local.array(n_sums, np.float32)
         if split:
-            multiply(shared, thread, START, x, records, own, length, advance(chains, at), False, x, records)
+            multiply(shared, thread, START, x, records, own, length, advance(chains, at), False, x, records, acc)
         else:
             total = advance(shared, I(4 * thread))
-            multiply(shared, thread, START, x, records, own, length, total, False, x, records)
+            multiply(shared, thread, START, x, records, own, length, total, False, x, records, acc)
             column, row = I(cuda.blockIdx.x * columns + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
-            values = cuda.local.array(n_values, np.float32)
-            for n in range(tiles):
-                sums = vector4(total, n * apart)
-                for e in range(4):
-                    values[4 * n + e] = bits_float(I(sums[e]))
-            write(values, column, row, there, rows, n_rows, residual, add, out)
+            write(acc, column, row, there, rows, n_rows, residual, add, out)
 
     return matmul_warpgroups

@@ -3,7 +3,7 @@
 Formula: ``engine/cpu/products/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
 Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/products/experts.py``; listed int32 [pairs]: the
     pairs of the first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs
-    begin in the list, the number of them, at most the columns of a block (0: the item is empty), and an unused word.
+    begin in the list, the number of them, at most the columns of a block (0: the item is empty), and -1.
     Activations are int8 in the layout of ``engine/cuda/products/quantize.py`` for a wide pass, one row per row or, for
     down, per pair; out float32 [pairs, R].
 Who owns what: ``sort_pairs``: a block owns an expert, and reads the ids of all pairs; a thread lists the pairs that it has
@@ -136,7 +136,7 @@ def sort_pairs(columns: int = COLUMNS) -> KernelCode:
             item[0] = expert
             item[1] = I(start + j * columns)
             item[2] = max(I(0), min(I(columns), I(count - j * columns)))
-            item[3] = I(0)
+            item[3] = I(-1)
             j = I(j + SORTERS)
 
     return sort_pairs

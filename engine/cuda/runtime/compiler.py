@@ -39,7 +39,8 @@ class Kernel:
     launched with; ``blocks``: the number of blocks that should be resident on a multiprocessor, which limits the registers, 0
     for no limit; ``shared``: bytes of dynamic shared memory, for shared arrays of shape 0, which may exceed the 48 KiB of
     static shared arrays; ``cached``: whether the kernel needs the L1 cache; ``target``: the only compute capability that uses
-    the kernel, such as for its instructions, None if all do.  ``threads``, ``blocks`` and ``shared`` may be functions of the constants.
+    the kernel, such as for its instructions, None if all do.  ``threads``, ``blocks`` and ``shared`` may be functions of the
+    constants.
     """
 
     name: str

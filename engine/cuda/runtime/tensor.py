@@ -77,8 +77,7 @@ class Launch:
     - query, query_scales: rotated queries, float32, or int8 and its scales; words: keys and values as stored;
     - mass, values: the results of attention for each chunk: largest score and sum, and weighted values;
     - convolved, gates: the inputs of a gated delta rule: q, k, v of each row, and decay and rate;
-    - logits, ids, weights, listed, items: the choice of experts, and pairs (row, expert) sorted by expert;
-    - gathered: activations as int8 of the pairs of each item.
+    - logits, ids, weights, listed, items: the choice of experts, and pairs (row, expert) sorted by expert.
 
     finishes: whether the next launch starts only after this one has ended.
     """

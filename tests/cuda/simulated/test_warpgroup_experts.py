@@ -48,7 +48,7 @@ def blocks(x: np.ndarray) -> np.ndarray:
     few(
         [
             # An item of all columns and one of a single pair, of an expert that has a record less than others; then experts
-            # without pairs, and one more than half of the columns; one block multiplies everything, with stages that are used again.
+            # without pairs, and one more than half of the columns; one block multiplies everything and uses stages again.
             ("Q6_K", (129, 0, 0, 65), 1, 2, 24, 1, NOTHING),
             # Two matrices, whose rows are not whole blocks; a block per tile, and one more.
             ("Q4_K Q4_K", (2, 0, 17), 2, 1, 72, 5, Finish(True, True)),
@@ -68,11 +68,12 @@ def test_products(
     np.random.default_rng(pairs).shuffle(ids)
     listed, items = by_expert(ids, n_expert, COLUMNS)
     x = activations(-(-pairs // n_used), 256 * units)
-    gathered = np.full((len(items), units, BLOCK_WORDS), 0xFFFFFFFF, np.uint32)
-    grid, copiers = (len(items), units), warpgroup_experts.COPIERS
-    run(warpgroup_experts.gather_pairs(n_used), grid, copiers, [blocks(x), items, listed, units, gathered])
-    for (_, start, count, _), found in zip(items, gathered, strict=True):
-        assert np.array_equal(found, blocks(x[listed[start : start + count] // n_used])[0] if count else found)
+    q = np.full((len(items), units, BLOCK_WORDS), 0xFFFFFFFF, np.uint32)
+    arguments: list[Any] = [x, x, 256 * units, *[0.0] * 4, items, listed, q, q.view(np.uint16)]
+    kernel = warpgroup_experts.quantize_pairs("plain", n_used)
+    run(kernel, (len(items), units), warpgroup_experts.QUANTIZERS, arguments)
+    for (_, start, count, _), found in zip(items, q, strict=True):
+        same(found, blocks(x[listed[start : start + count] // n_used])[0] if count else np.full_like(found, 0xFFFFFFFF))
     stacks = [weight(entries[0], n_expert * n_rows, 256 * units), other(entries[0], n_expert * n_rows, 256 * units)]
     outs = [np.full((pairs, n_rows), np.nan, F) for _ in entries]
     records = [repack.repack_rows(w.format, w.data) for w in stacks[: len(entries)]]
@@ -80,9 +81,9 @@ def test_products(
     end = len(entries) * tiles(n_rows)
     arguments = [
         *(records[0], records[-1], outs[0], outs[-1], items, listed, factors[0], factors[1], biases[0], biases[1]),
-        *(len(items), tiles(n_rows), end, n_rows, units, gathered),
+        *(len(items), tiles(n_rows), end, n_rows, units, q),
     ]
-    run(*warpgroup_experts.geometry(entries[0].name, len(items), end, n_blocks, finish), arguments)
+    run(*warpgroup_experts.geometry(entries[0].name, units, len(items), end, n_blocks, finish), arguments)
     for k, out in enumerate(outs):
         for e in range(n_expert):
             own = Weight("w", entries[0], 256 * units, stacks[k].data[e * n_rows : (e + 1) * n_rows])
@@ -103,21 +104,18 @@ def finished(y: np.ndarray, factor: F, bias: np.ndarray, finish: Finish) -> np.n
 
 @pytest.mark.parametrize("shared", few(["", "Q4_K Q4_K Q8_0"], 1))
 def test_a_mixture(gpu: Any, shared: str) -> None:
-    """Down in another kind of format has its own items; the network that every row uses reads the same activations."""
+    """Down in another kind of format has its own items."""
     gpu.device.shared_memory = LARGE
-    names = launched(gpu, mixture("Q4_K Q4_K Q8_0", 3, 1, 256, 32, shared), 17, normalized=False)
-    first = ["matmul_float_wide", "quantize", "route", "sort_pairs", "gather_pairs", "matmul_experts_warpgroups"]
+    names = launched(gpu, mixture("Q4_K Q4_K Q8_0", 2, 1, 256, 32, shared), 17, normalized=False)
+    first = ["matmul_float_wide", "route", "sort_pairs", "quantize_pairs", "matmul_experts_warpgroups"]
     common = ["quantize", "matmul_warpgroups", "quantize", "matmul_wide"] if shared else []
     assert names == [*first, *common, "quantize", "sort_pairs", "matmul_experts_wide", "join"]
 
 
 @pytest.mark.thorough
 def test_down(gpu: Any) -> None:
-    """Gate and up in two formats, and down with an activation row per pair."""
+    """Gate and up in two formats, of what the router reads, too; and down with an activation row per pair."""
     gpu.device.shared_memory = LARGE
-    names = launched(gpu, mixture("Q6_K Q4_K Q5_K", 4, 2, 256, 256), 17, normalized=False)
-    product = ["gather_pairs", "matmul_experts_warpgroups"]
-    assert names == [
-        *("matmul_float_wide", "quantize", "route", "sort_pairs", *product, *product),
-        *("quantize", *product, "join"),
-    ]
+    names = launched(gpu, mixture("Q6_K Q4_K Q5_K", 2, 1, 256, 256), 17)
+    product = ["quantize_pairs", "matmul_experts_warpgroups"]
+    assert names == ["rms_norm", "matmul_float_wide", "route", "sort_pairs", *product, *product, *product, "join"]

@@ -106,7 +106,7 @@ def test_blocks_of_warpgroups(
     """Neither the shape of blocks nor the number of blocks that share the chains of a row shows; with a residual, or a
     second matrix in the same launch."""
     gpu.device.shared_memory = LARGE
-    shape = warpgroup_chain.Shape(tiles, groups, split)
+    shape = warpgroup_chain.TileShape(tiles, groups, split)
     monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *given: shape)
     x, residual = activations(rows, units * 256), activations(rows, 21)
     matrices = [weight(FORMATS_BY_NAME[name], n, units * 256) for n in (21, 3)]
@@ -139,7 +139,7 @@ def test_blocks_of_warpgroups(
 )
 def test_shapes_for_an_h200(rows: int, n_rows: int, units: int, expected: tuple[int, int, int]) -> None:
     """Few rows have narrow blocks, and few weights are spread over all multiprocessors."""
-    assert warpgroup_matmul.shape_of(rows, n_rows // 16, units, 132) == warpgroup_chain.Shape(*expected)
+    assert warpgroup_matmul.shape_of(rows, n_rows // 16, units, 132) == warpgroup_chain.TileShape(*expected)
 
 
 def test_matrices_side_by_side(gpu: backend.Backend) -> None:
