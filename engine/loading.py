@@ -148,9 +148,10 @@ def load(
     mtp : bool
         Whether a model that has a layer for drafting (multi-token prediction) uses it. A draft model takes precedence.
     parallel : int
-        The most answers that are computed at the same time, 1 to 1024; others wait. ``n_ctx`` is the context of each. They
-        share the memory for keys and values; if it runs out, the latest answer waits until there is room. An answer does not
-        depend on the others.
+        The most answers that are computed at the same time, 1 to 1024; others wait. ``n_ctx`` is the context of each. A pass
+        computes a token of up to 128 of them. They share the memory for keys and values; if it runs out, the latest answer
+        waits until there is room. If memory is short for so many contexts, there are fewer, and a warning says how many. An
+        answer does not depend on the others.
     draft_max : int
         The most drafts of a pass that recurrent models must be able to roll back. They keep a state for each, as far as
         memory allows. 0: the default.
@@ -247,7 +248,19 @@ def load(
     if layer is not None:
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
-    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads, kv_budget
+    rest = (
+        draft_max,
+        snapshot_bytes,
+        ds4_rounding,
+        parallel,
+        True,
+        drafted,
+        beside,
+        layer,
+        division,
+        n_threads,
+        kv_budget,
+    )
     options = _Options(types, batch_size > 0, mtp and drafter is None, *rest, pooling=pooling or "")
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
@@ -263,6 +276,9 @@ def load(
             llm.n_ctx,
             replace(
                 options,
+                # It has a sequence for each of the model.
+                parallel=min(parallel, llm.model.n_sequences),
+                fewer=False,
                 snapshot_bytes=0,
                 ds4_rounding=False,
                 kv_budget=0,
@@ -323,6 +339,8 @@ class _Options:
     ds4_rounding: bool = False
     #: The number of answers that are computed at the same time.
     parallel: int = 1
+    #: Whether fewer are computed if memory is short.
+    fewer: bool = True
     #: Whether a draft model is loaded next.
     drafted: bool = False
     #: Bytes of other models' weights that share the device.
@@ -386,7 +404,7 @@ def _build(
 ) -> LLM:
     """Load the model of a file on the devices of its placement."""
     started, gguf, layer = time.perf_counter(), file.gguf, options.layer
-    rewind, parallel = _rewind(options.draft_max, ops, config), options.parallel
+    rewind = _rewind(options.draft_max, ops, config)
     weights = weight_bytes(config, gguf, placement)
     weights[ops] += options.beside + options.spare
     streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
@@ -395,9 +413,10 @@ def _build(
     tensors = tensors_of(config, gguf, placement)
     _check_weights(gguf, tensors)
     given_context = n_ctx > 0
-    n_ctx, rows, capacity = _context(config, n_ctx, options, rewind, placement, weights)
+    n_ctx, rows, capacity, parallel = _context(config, n_ctx, options, rewind, placement, weights)
     if not config.causal:
         n_ctx, rows = _whole_texts(placement.last, n_ctx, options.batched, given_context)
+    fewer = parallel < options.parallel
     if config.pooling:
         # Texts that are read in one pass have sequences and pages of their own.
         parallel = max(parallel, COMPANY)
@@ -422,6 +441,11 @@ def _build(
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
     llm.warnings += [*model.config.warnings, *tokenizer.warnings]
+    if fewer:
+        llm.warnings.append(
+            f"the memory is enough for {parallel} answers at a time, not {options.parallel}, so further ones wait; a smaller "
+            "context (n_ctx=...) leaves room for more."
+        )
     if options.spare:
         llm.warnings.append(
             f"the GPU had less memory than it reported, so {options.spare / 1e9:.2f} GB stay free: it has fewer layers, or "
@@ -476,7 +500,8 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _
         streamed = ops.stream_bytes(streamed_bytes(config, gguf, placement))
         weights = weight_bytes(config, gguf, placement)[ops] + options.beside
         room = ops.free_memory(weights + streamed + options.spare)
-        sizes = positions, ops.decode_rows, rewind, options.parallel, positions
+        # Fewer answers at a time are better than layers on the CPU.
+        sizes = positions, ops.decode_rows, rewind, min(options.parallel, ops.decode_rows), positions
         return room >= context_bytes(config, ops, options.types, *sizes, placement)
 
     if ops.device_memory() is None or division.n_gpu_layers is not None:
@@ -536,9 +561,9 @@ def _context(
     rewind: int,
     placement: Placement,
     weights: Mapping[Ops, int],
-) -> tuple[int, int, int]:
-    """The number of positions of a context, the number of tokens of a prompt that one pass reads, and the number of positions
-    that all contexts share.  Raises ContextError if the device's memory is too small."""
+) -> tuple[int, int, int, int]:
+    """The number of positions of a context, the number of tokens of a prompt that one pass reads, the number of positions
+    that all contexts share, and the number of contexts.  Raises ContextError if the device's memory is too small."""
     if not 0 <= n_ctx < 2**31:
         raise UsageError(
             f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
@@ -569,9 +594,14 @@ def _context(
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and positions > 1024 and not fits(positions, rows, 1 / 2):
         positions //= 2
+    # Fewer answers at a time are better than slow prompts, down to those of a pass with drafts.
+    while options.fewer and parallel > decode_rows and not fits(positions, rows):
+        parallel = max(decode_rows, parallel * 7 // 8)
     # Reading prompts in smaller pieces is better than not reading them.
     while not fits(positions, rows) and rows > decode_rows and not options.batched:
         rows = max(decode_rows, rows // 2)
+    while options.fewer and parallel > 1 and not fits(positions, rows):
+        parallel -= 1
     if not fits(positions, rows):
         size, free = fullest(positions, rows)
         needed = f"{size / 2**20:.0f} MiB"
@@ -592,4 +622,4 @@ def _context(
         part, step = (6 if options.drafted else 9) / 10, max(CHUNK, positions)
         while capacity > positions and not fits(positions, rows, part, capacity):
             capacity = max(positions, capacity - step)
-    return positions, rows, capacity
+    return positions, rows, capacity, parallel

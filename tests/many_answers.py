@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -36,11 +37,8 @@ def counted() -> Iterator[Counter[int]]:
         found[len(batch)] += bool(batch)
         return batch
 
-    RunningBatch.propose = noted  # type: ignore[method-assign]
-    try:
+    with patch.object(RunningBatch, "propose", noted):
         yield found
-    finally:
-        RunningBatch.propose = propose  # type: ignore[method-assign]
 
 
 def differing_answers(llm: engine.LLM, count: int, n_tokens: int, options: dict[str, Any]) -> tuple[int, Counter[int]]:

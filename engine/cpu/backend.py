@@ -74,6 +74,8 @@ class Backend(
     """The most rows of a decode batch with drafts."""
     decode_answers = DECODE_ANSWERS
     """The most answers of a decode batch."""
+    many_answers = DECODE_ROWS + 1
+    """Any number more than drafts are for: a pass of many rows takes less time for each."""
 
     def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
         """max_rows: the most rows of a pass that reads a prompt, 0: 128; longer prompts take several passes.  The bits do not

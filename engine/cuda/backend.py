@@ -82,6 +82,13 @@ BATCH_SIZE = 1024
 WIDE = (8, 0)
 """The lowest compute capability for wide kernels, which compute and copy at the same time."""
 
+WARPGROUPS = (9, 0)
+"""The lowest compute capability for products that are fast for any number of rows."""
+
+MANY_ANSWERS = 96
+"""The number of answers from which a pass of wide products takes less time than passes of narrow ones on other GPUs, where a
+block of a wide product computes about 128 columns, whether they are used or not."""
+
 DECODE_SIZES = (DECODE_ROWS, 8, 4, 2, 1)
 """Numbers of rows of decode passes that together use every kernel."""
 
@@ -110,8 +117,11 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self.device = device or Device(index)
         self.n_threads = 0
         self.max_rows = max_rows or BATCH_SIZE
+        #: The number of answers from which a decode batch has more rows than narrow kernels take.
+        self.many_answers = NARROW_ROWS + 1 if self.device.compute_capability >= WARPGROUPS else MANY_ANSWERS
         if self.device.compute_capability < WIDE:
             self.max_rows = min(self.max_rows, NARROW_ROWS)
+            self.decode_answers = NARROW_ROWS
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = PersistentMemory(self.device)
@@ -664,7 +674,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             weight.shape,
             memory.inputs.shape[1],
             batch.rows,
-            memory.has_room(batch.run_rows),
+            memory.has_room(batch.rows),
         )
         y, grid, places = self.recorder.empty((rows, n)), (-(-n // 256), rows), (batch.positions, batch.sequences)
         arguments: tuple[Argument, ...] = (bcx, weight, n, *places, length, memory.inputs, y)
@@ -677,7 +687,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def mamba(
         self, net: Mamba[Tensor], u: Tensor, z: Tensor, memory: MambaCache[Tensor], batch: Batch[Tensor]
     ) -> Tensor:
-        rows, width, mixed, keeps = batch.rows, net.width, batch.mixed, memory.has_room(batch.run_rows)
+        rows, width, mixed, keeps = batch.rows, net.width, batch.mixed, memory.has_room(batch.rows)
         y, out = self.recorder.empty((rows, width)), self.recorder.empty((rows, net.d_inner))
         places, sizes = (batch.positions, batch.sequences), (net.n_channels, net.n_head)
         lengths, rings = (memory.inputs.shape[1], memory.tokens.shape[1]), (memory.inputs, memory.tokens)
@@ -727,7 +737,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         memory: MambaCache[Tensor],
         batch: Batch[Tensor],
     ) -> Tensor:
-        rows, mixed, keeps, d, inner = batch.rows, batch.mixed, memory.has_room(batch.run_rows), net.d, net.d_inner
+        rows, mixed, keeps, d, inner = batch.rows, batch.mixed, memory.has_room(batch.rows), net.d, net.d_inner
         y, out = self.recorder.empty((rows, inner + net.width)), self.recorder.empty((rows, inner))
         places, segments = (batch.positions, batch.sequences), memory.states.shape[1]
         rings = memory.inputs.shape[1], memory.tokens.shape[1], memory.inputs, memory.tokens

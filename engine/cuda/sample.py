@@ -3,7 +3,7 @@
 Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
     The order is that of the packed keys there (larger logit, then lower id; NaN above all).  Keys are all different, so which
     k are the largest does not depend on how they are found.
-Shapes: up to 16 rows of logits float32 [n_vocab], one every ``stride``, of one or more answers.  Row r is for the token
+Shapes: up to 128 rows of logits float32 [n_vocab], one every ``stride``, of one or more answers.  Row r is for the token
     after positions[r * every] of the answer in slot sequences[r * every], both int32: ``every`` is 1, or the number of rows
     per answer of a draft model's pass of which only the last is sampled.  By slot: history int32 [slots, n_ctx], token by
     position; params, one :data:`PARAMS` each.  best uint64 [rows][1024]; found int32 [rows], the tokens, or why there is

@@ -251,7 +251,7 @@ class PrefillQueue:
     @property
     def _share(self) -> float:
         """The time, in seconds, for which prompts should be read between two steps."""
-        groups = -(-self._batch.n_running // self._batch.decode_answers)
+        groups = -(-self._batch.n_running // self._batch.most_answers(self._batch.n_running))
         return self._pace.share(len(self._batch.prefilling), max(1, groups))
 
     def _score(self, prefilling: Prefilling, first: int, logits: np.ndarray) -> None:

@@ -49,6 +49,12 @@ class RunningBatch:
         """The most answers of a decode batch; with more of them than ``decode_rows``, none has drafts."""
         return self.model.decode_answers
 
+    def most_answers(self, n: int) -> int:
+        """The most answers of a decode batch if there are n: few more than ``decode_rows`` may be faster in several batches
+        than in one, whose kernels are those of prompts."""
+        most = self.decode_answers
+        return most if n >= self.model.ops.many_answers else min(most, self.decode_rows)
+
     @contextmanager
     def waiting(self, on_wait: Callable[[], None] | None) -> Iterator[None]:
         """Call ``on_wait`` meanwhile before the device is waited for."""
@@ -174,26 +180,25 @@ class RunningBatch:
             return not request.paused
         return wanted is None or request is wanted or len(request.items) < AHEAD_TOKENS
 
-    def next_group(self, ready: Sequence[Running]) -> list[Running]:
+    def next_group(self, ready: Sequence[Running]) -> Sequence[Running]:
         """The requests of the next step: of those with the fewest steps in flight, the ones whose turn was the longest time
         ago; empty if all must wait.
 
         Requests are divided into as few groups as possible, which take turns.  A group stays together: it waits until all of
         its requests have as many steps in flight, since a pass of few rows takes almost as long as one of many.
         """
-        groups: list[list[Running]] = []
+        groups: list[Sequence[Running]] = []
         shared: dict[int, list[Running]] = {}
         for running in ready:
             if running.request.failures or not running.adapts:
                 # The number of drafts must not depend on the others; and after a failed step, requests are run one by one
                 # to find the one that fails.
                 groups.append([running])
-                continue
-            kind = id(running.steps)
-            if kind not in shared or len(shared[kind]) == self.decode_answers:
-                shared[kind] = []
-                groups.append(shared[kind])
-            shared[kind].append(running)
+            else:
+                shared.setdefault(id(running.steps), []).append(running)
+        for each in shared.values():
+            most = self.most_answers(len(each))
+            groups += [each[first : first + most] for first in range(0, len(each), most)]
         together = [group for group in groups if len({len(running.in_flight) for running in group}) == 1]
         return min(together, key=lambda group: (len(group[0].in_flight), group[0].request.turn), default=[])
 

@@ -81,7 +81,7 @@ class Scheduler:
         self.drain()
         return True
 
-    def _choose(self, wanted: Request | None) -> list[Running]:
+    def _choose(self, wanted: Request | None) -> Sequence[Running]:
         """The requests of the next step; empty if a result must be awaited first."""
         if len(self.in_flight) >= self.batch.ahead:
             return []

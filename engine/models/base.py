@@ -45,6 +45,9 @@ ROW_STEP = 32
 """The numbers of rows of passes over whole texts are multiples of this, if they are larger: a pass is recorded once for each
 number of rows."""
 
+ANSWER_STEP = 8
+"""The same for decode batches of more answers than have drafts."""
+
 
 class Model(Loader):
     """A model on one backend, or divided into stages on several.  No code here or in subclasses depends on their kind.
@@ -356,7 +359,8 @@ class Model(Loader):
         Returns the logits of the rows of each sequence, float32 [tokens, n_vocab].  Raises ContextError if the positions do
         not fit into the context, and NoPages if all pages of the cache are in use.
         """
-        batch = self._joined_rows(parts)
+        many = sum(len(tokens) for _, tokens in parts) > self.ops.decode_rows
+        batch = self._joined_rows(parts, ANSWER_STEP if many else 1)
         rows = batch.tokens.size
         if self.stages:
             logits = self.staged_pass(batch, rows).complete()

@@ -40,7 +40,7 @@ def context_bytes(
     if config.mtp and (placement is None or placement.last is ops):
         cache += drafting_bytes(config, most, rewind, n_sequences)
     divided = placement is not None and len(placement.devices) > 1
-    batch = 0 if divided else batch_bytes(config, ops, n_sequences)
+    batch = 0 if divided else batch_bytes(config, ops, n_ctx, n_sequences)
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most) + batch
 
 
@@ -53,7 +53,7 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
     return scratch + rows * (row_bytes(config) + scores + scores // 7)
 
 
-def batch_bytes(config: ModelConfig, ops: AnyOperations, n_sequences: int) -> int:
+def batch_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, n_sequences: int) -> int:
     """An estimate of the memory in bytes for decode batches of more answers than have drafts, besides the passes that read
     prompts; 0 if there are none.
 
@@ -62,8 +62,10 @@ def batch_bytes(config: ModelConfig, ops: AnyOperations, n_sequences: int) -> in
     answers = min(n_sequences, ops.decode_answers)
     if answers <= ops.decode_rows:
         return 0
+    rows = ops.padded_rows(answers, True)
+    scratch = max(layer.mixer.scratch_bytes(ops, n_ctx, rows) for layer in config.all_layers)
     # The logits of smaller batches stay in memory of their own.
-    return ops.padded_rows(answers, True) * (row_bytes(config) + 2 * 4 * config.n_vocab)
+    return scratch + rows * (row_bytes(config) + 2 * 4 * config.n_vocab)
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:

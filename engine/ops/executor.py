@@ -51,6 +51,9 @@ class Executor(Protocol[A]):
     decode_answers: int
     """The maximum number of answers in a decode batch.  If there are more than ``decode_rows``, each has a single row."""
 
+    many_answers: int
+    """The number of answers from which a decode batch of more than ``decode_rows`` is faster than several batches."""
+
     splits: bool
     """Whether prefill passes are split into several pieces (``split``)."""
 

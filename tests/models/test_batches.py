@@ -9,10 +9,11 @@ import pytest
 
 import engine
 from engine.cache.kv import pass_rows
+from engine.cache.types import F16
 from engine.errors import ContextError, DeviceError, UsageError
 from engine.gguf.file import read_gguf
 from engine.limits import MOST_DRAFTS
-from engine.models.needs import angle_bytes, row_bytes
+from engine.models.needs import angle_bytes, context_bytes, row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY
@@ -147,6 +148,28 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: fixed)
     with pytest.raises(ContextError, match=r"choose a smaller context \(n_ctx=\.\.\.\)\.$"):
         engine.load(path, **options)
+
+
+@pytest.mark.parametrize("enough", [20, 3])
+def test_memory_decides_how_many_answers_are_computed_at_once(
+    enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further ones wait, and a warning says so."""
+    path = make_model(tmp_path / "hybrid.gguf", "tiny-qwen35", "Q8_0")
+    options: dict[str, Any] = {"device": "cpu", "n_threads": 1, "n_ctx": 64, "batch_size": 16, "parallel": 24}
+    prompts = [[i, i + 1] for i in range(24)]
+    with engine.load(path, **options) as llm:
+        assert (llm.model.n_sequences, llm.warnings) == (24, [])
+        expected = [answer.ids for answer in llm.complete(prompts, max_tokens=3, temperature=0)]
+        sizes = 64, 16, llm.model.rewind, enough, 64
+        free = llm.n_bytes + context_bytes(llm.config, llm.model.ops, F16, *sizes)
+    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: free)
+    with engine.load(path, **options) as llm:
+        n = llm.model.n_sequences
+        assert enough / 2 < n <= enough
+        assert [f"enough for {n} answers at a time, not 24" in warning for warning in llm.warnings] == [True]
+        assert [answer.ids for answer in llm.complete(prompts, max_tokens=3, temperature=0)] == expected
+        llm.check_pages()
 
 
 def test_rows_of_a_pass() -> None:

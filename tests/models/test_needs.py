@@ -14,7 +14,7 @@ from engine.cache.types import F16
 from engine.cuda.runtime.pool import Pool
 from engine.cuda.target import Target
 from engine.decode.evaluate import evaluate
-from engine.models.needs import context_bytes, pass_bytes
+from engine.models.needs import batch_bytes, context_bytes, pass_bytes
 from tests.families import FAMILIES, write_quantized
 from tests.tiers import few
 
@@ -85,3 +85,18 @@ def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     # Tokens and positions are few bytes, which a reserve covers.
     assert abs(taken["the key-value cache"] - kept) < 1 << 16
     assert results / 2 < taken["intermediate results"] <= results
+
+
+@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4", "mixtral"]))
+def test_batches_of_many_answers_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """The memory of the largest one, which smaller ones of large models share."""
+    path = write_quantized(FAMILIES[name], tmp_path / "m.gguf")
+    llm = engine.load(path, n_ctx=512, parallel=100, device=Target("sm_90"), **FAMILIES[name].options(path))
+    model: Any = llm.model
+    ops: Any = model.ops
+    ops.recorder._pools = {role: Pool(ops.device) for role in Role}
+    ops.plans.kept.clear()
+    ops.plan(model.compute, 128, 128, None, True)
+    used = ops.recorder._pools[Role.DECODE].n_bytes
+    assert used <= batch_bytes(llm.config, ops, 512, 100) + pass_bytes(llm.config, ops, 512, 16)
+    assert batch_bytes(llm.config, ops, 512, 16) == 0

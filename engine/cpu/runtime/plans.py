@@ -7,11 +7,12 @@ import numpy as np
 from engine.arrays import Batch, Role
 from engine.cpu.runtime.program import Program
 from engine.cpu.runtime.recorder import Recorder
+from engine.limits import DECODE_ROWS
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
-"""The number of prefill passes that are kept in addition to the largest.  Only the latest are kept, because prompts differ in
-length."""
+"""The number of passes of many rows that are kept in addition to the largest prefill pass.  Only the latest are kept, because
+prompts differ in length, and batches in the number of answers."""
 
 Key = tuple[Forward[np.ndarray], int, int, bool, bool]
 """The forward function, the number of rows, the number of rows with logits, whether the pass is mixed, and whether it is told
@@ -36,8 +37,8 @@ class Plan:
 class Plans:
     """The recorded passes of one backend.
 
-    ``kept``: decode passes, and prefill passes with the maximum number of rows; ``latest``: the latest of all other passes,
-    oldest first.
+    ``kept``: decode passes, unless they have many rows, and prefill passes with the maximum number of rows; ``latest``: the
+    latest of all other passes, oldest first.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -70,7 +71,9 @@ class Plans:
     ) -> Plan:
         """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
         largest pass; mixed, role: see :class:`engine.arrays.Batch`; ends: whether the batch names the rows with logits."""
-        key, passing = (forward, rows, n_logits, mixed, ends), role is Role.PREFILL and rows < most
+        # The results of a kept pass stay in memory, and those of many rows are large.
+        many = mixed and rows > DECODE_ROWS
+        key, passing = (forward, rows, n_logits, mixed, ends), many or (role is Role.PREFILL and rows < most)
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
             plan = self.record(forward, rows, n_logits, mixed, ends)

@@ -184,6 +184,8 @@ def rows_of(runs: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
             # Copies of the last row of a run behind it, and of first rows elsewhere.
             (RUNS[:3], [0, 1, 2, 2, 3, 4, 4, 4, 0, 3]),
             (RUNS, [0, 1, 2, 3, 4, 5, 6]),
+            # More answers than have drafts, and copies of the last one.
+            ([(slot, at, 1) for slot, at in enumerate([15, 16, 0, 31, *range(1, 15)])], [*range(18), 17, 17]),
         ]
     ),
 )
@@ -191,7 +193,7 @@ def test_rows_of_several_sequences(gpu: backend.Backend, runs: list[tuple[int, i
     """A mixed pass is each run alone on the CPU: results, and all that is stored for all sequences."""
     rng = np.random.default_rng(6)
     net = random_net(1, 2, 32, 4, rng)
-    memory = filled(net, 1, [run[:2] for run in runs], 4, rng)
+    memory = filled(net, 1, [run[:2] for run in runs], max(4, len(runs)), rng)
     device_memory = copy(memory, gpu.upload)
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
     device_net = replace(net, **vectors)

@@ -32,16 +32,11 @@ BEGUN = {0: 15, 1: 1}
         [
             ("qwen35moe", "f16"),
             ("qwen3", "i8"),
-            ("gpt-oss", "f16"),
             ("gemma3", "q8_0"),
             ("deepseek2", "f16"),
-            ("deepseek32", "f16"),
             ("deepseek4", "f16"),
             ("lfm2", "f32"),
-            ("kimi-linear", "f16"),
             ("granitehybrid", "f16"),
-            ("gemma3n", "f16"),
-            ("llama4", "f16"),
         ]
     ),
 )

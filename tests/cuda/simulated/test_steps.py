@@ -322,6 +322,33 @@ def test_an_answer_ends_with_passes_in_flight(ops: Any) -> None:
     assert party.sizes == {"a": [2], "b": [1] * 3, "c": [1] * 4}
 
 
+def test_more_answers_than_have_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each continues as it does alone, with two passes in flight, with rows of padding, and when one of them has left."""
+    count = 18
+    monkeypatch.setitem(globals(), "SLOTS", count)
+    model: Any = Table(ops)
+    steps, texts, runs = DeviceSteps(ops, model), [], []
+    for slot in range(count):
+        i = slot % len(PROMPTS)
+        sampler = Sampler(SamplerParams(**SAMPLERS[i]), N_VOCAB)
+        texts.append(alone(i, sampler))
+        known = texts[-1][: len(PROMPTS[i]) + slot // 3]
+        model.hold(slot, known[:-1])
+        runs.append(Running(Request(known, sampler, N_CTX - len(known)), model.sequences[slot], steps))
+        steps.begin(runs[-1])
+    for part in (runs, runs, runs[1:]):
+        launch(steps, [InFlightRequest(run, Proposal()) for run in part])
+    for part in (runs, runs, runs[1:]):
+        for run, step in zip(part, steps.take(), strict=True):
+            assert step.error is None
+            run.took(step, 0.0)
+    for i, (run, text) in enumerate(zip(runs, texts, strict=True)):
+        n_known = len(PROMPTS[i % len(PROMPTS)]) + i // 3 + (3 if i else 2)
+        assert run.known == text[:n_known] and run.sequence.tokens == run.known[:-1]
+        assert model.remembers(run.sequence)
+    assert {rows for rows, mixed in model.recorded if mixed} == {32}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(12))
 def test_any_passes(ops: Any, seed: int) -> None:
