@@ -3,9 +3,10 @@
 Formula: ``engine/cpu/digest.py``: two sums of mixed words modulo 2**64, and the two largest of the packed keys there.
 Shapes: up to 128 rows of logits float32 [n_vocab], one every ``stride``, before anything has changed them.  As in
     ``engine/cuda/accept.py``, entry e owns rows starts[e] .. starts[e + 1] - 1, all of slot sequences[starts[e]]; starts is
-    int32 [17], or [129] in a pass of more than 16 rows, sequences int32 [rows], and step int32 [slots] the number of steps of a slot that have ended.  digests int32
-    [slots][parts][16][8], parts a power of two, pinned memory of the host: of each row of the step, by its number in the
-    entry, the sums (low, high, 64 bits each), then the token and the bits of the largest logit, and those of the second.
+    int32 [17], or [129] in a pass of more than 16 rows, sequences int32 [rows], and step int32 [slots] the number of steps
+    of a slot that have ended.  digests int32 [slots][parts][16][8], parts a power of two, pinned memory of the host: of each
+    row of the step, by its number in the entry, the sums (low, high, 64 bits each), then the token and the bits of the
+    largest logit, and those of the second.
 Who owns what: a block per row, thread j owns logits j, j + threads, ...; the lanes of a warp are folded in halves, then the
     first warp folds the warps.  Rows of no entry are padding: nothing is written for them.
 Reduction order: any, for integers are added and compared: ((lane 0 + lane 16) + (lane 8 + lane 24)) + ... in a warp.

@@ -13,6 +13,7 @@ if not SIMULATED:
 
 import engine
 from engine.arrays import Role
+from engine.cuda.backend import Backend
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
@@ -60,6 +61,7 @@ def test_prompts_together(tmp_path: Path, shape: str, cache_type: str, kernel: s
     for slot in range(3):
         assert expected[slot].tobytes() == found[slot].tobytes()
     assert contents(cpu) == contents(gpu)
+    assert isinstance(gpu.ops, Backend)
     plans = {**gpu.ops.plans.kept, **gpu.ops.plans.latest}
     own = [plan for (_, _, _, _, mixed, role), plan in plans.items() if mixed and role is Role.PREFILL]
     assert len(own) == 2
