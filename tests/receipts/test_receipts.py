@@ -82,6 +82,20 @@ def test_company_does_not_show(llm: engine.LLM, receipt: dict[str, Any]) -> None
     assert all(llm.verify(answer.receipt()).same for answer in answers)
 
 
+def test_a_hybrid_that_drafts_for_itself() -> None:
+    """Delta nets, experts and a layer that drafts: states are rolled back in the answer, and read in chunks in the replay."""
+    prompts: Any = [PROMPT * 6, PROMPT * 6 + "def mul("]
+    more: Any = {"max_tokens": 20, "seed": 3, "ignore_eos": True, "receipt": True}
+    with engine.load("pycoder-moe-mtp", n_ctx=256, device="cpu", parallel=2) as drafting:
+        answers = drafting.complete(prompts, **more)
+        assert all(answer.speculation.accepted for answer in answers if answer.speculation is not None)
+        receipts = [answer.receipt() for answer in answers]
+        assert all(drafting.verify(receipt).same for receipt in receipts)
+    with engine.load("pycoder-moe-mtp", n_ctx=256, device="cpu", mtp=False, batch_size=16) as plain:
+        assert plain.complete(prompts[1], **more).receipt() == receipts[1]
+        assert plain.verify(receipts[0]).same
+
+
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "bias": {"seed": 5, "logit_bias": {20: 3.0, 21: float("-inf")}, "presence_penalty": 0.5},
