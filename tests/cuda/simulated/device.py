@@ -109,7 +109,8 @@ class SimulatedDevice:
 
     def at(self, address: int, n_bytes: int = 0) -> np.ndarray:
         """The memory from an address to the end of its allocation, uint8, or the first ``n_bytes`` of it."""
-        for start, memory in self._memory.items():
+        # A copy: the garbage collector may free memory at any time.
+        for start, memory in list(self._memory.items()):
             if start <= address < start + memory.size:
                 rest = memory[address - start :]
                 assert n_bytes <= rest.size, f"{n_bytes} bytes where {rest.size} are allocated"

@@ -17,6 +17,7 @@ import engine
 from engine.cuda.digest import WORDS, digest
 from engine.cuda.runtime.simulator import run
 from engine.decode.device_sampler import DIGEST_PARTS, DeviceSampler
+from engine.grammar.grammar import Grammar
 from engine.limits import DECODE_ROWS
 from engine.sampling.row_digest import RowDigest, row_digest
 from engine.speculative.params import SpeculationParams
@@ -57,8 +58,9 @@ def test_digest(n_vocab: int, threads: int) -> None:
 
 
 def test_receipts_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of answers whose tokens the GPU chooses, in company: greedily with drafts of lookup, and from logits that are
-    changed with drafts of a model on the GPU; and the CPU verifies them."""
+    """Those of answers whose tokens the GPU chooses, in company: greedily with drafts of lookup, from logits that are changed
+    with drafts of a model on the GPU, and with masks; and the CPU verifies them."""
+    pytest.importorskip("llguidance", reason="grammars need the extra serve")
     use_simulated(monkeypatch)
     path = make_model(tmp_path / "a.gguf", SHAPE, "Q8_0")
     made: list[int] = []
@@ -75,6 +77,7 @@ def test_receipts_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
     for options, drafts in (
         ({"temperature": 0.0, "seed": 1}, SpeculationParams(lookup=True)),
         (NOISE, SpeculationParams(draft_max=2)),
+        (NOISE | {"grammar": Grammar.regex("[a-z0-9 ]{5,9}")}, SpeculationParams(enabled=False)),
     ):
         more: dict[str, Any] = {"max_tokens": most, "ignore_eos": True, "receipt": True, **options}
         expected = [answer.receipt() for answer in cpu.complete(prompts, **more)]
