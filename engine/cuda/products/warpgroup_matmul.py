@@ -47,7 +47,7 @@ BLOCK_TIMES, SPLIT_TIME = {4: 1.7, 8: 3.5, 16: 5.0}, 1.8
 JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
 """Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one.
 
-All these are of Q4_K on an H200, where they describe 60 products (docs/notebook.md, "Products of 17 to 128 rows")."""
+All these follow from products of Q4_K on an H200 (docs/notebook.md, "Products of 17 to 128 rows")."""
 
 
 def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> TileShape:
@@ -165,9 +165,6 @@ def matmul_chains(tiles: int) -> KernelCode:
             write(values, column, row, True, rows, n_rows, residual, add, out)
 
     return matmul_chains
-
-
-# --- the kernel --------------------------------------------------------------------------------------------------
 
 
 # --- the kernel --------------------------------------------------------------------------------------------------
