@@ -921,6 +921,15 @@ FAULTS = (
         "an answer on a GPU contains tokens that its schema forbids",
         ("tests/cuda/simulated/test_masks.py",),
     ),
+    Fault(
+        "answers beyond the first sixteen of a step",
+        "batching",
+        "engine/cuda/accept.py",
+        "slot = sequences[min(start, I(last_row))]",
+        "slot = sequences[min(start, I(DECODE_ROWS - 1))]",
+        "with more than 16 answers in a pass on a GPU, further ones write their tokens to the slot of the sixteenth",
+        ("tests/cuda/simulated/test_steps.py::test_more_answers_than_have_drafts",),
+    ),
     # --- receipts ------------------------------------------------------------------------------------------------
     Fault(
         "a digest of logits that were changed",
