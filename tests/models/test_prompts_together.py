@@ -41,7 +41,7 @@ def packings(draw: st.DrawFn, lengths: list[int]) -> list[list[tuple[int, int]]]
 
 def read_together(model: Any, texts: list[np.ndarray], passes: list[list[tuple[int, int]]]) -> dict[int, np.ndarray]:
     """The logits after each text, of which passes read slices."""
-    found: dict[int, np.ndarray] = {}
+    found = dict[int, np.ndarray]()
     for parts in passes:
         given = []
         for slot, count in parts:

@@ -39,7 +39,7 @@ CASES = [
     ("qwen3", "i8", "attend_integers"),
     ("gemma3", "f16", "attend_tiles"),
     ("qwen35moe", "f16", "delta_rule"),
-    ("deepseek2", "f16", "attend_tiles"),
+    ("deepseek2", "f16", "attend_latents"),
     ("lfm2", "f16", "short_conv"),
     ("kimi-linear", "f16", "kda_scan"),
     ("granitehybrid", "f16", "mamba_scan"),
@@ -52,7 +52,8 @@ CASES = [
 def test_prompts_together(tmp_path: Path, shape: str, cache_type: str, kernel: str) -> None:
     path = make_model(tmp_path / "a.gguf", SHAPES[shape], "Q4_K_M" if shape == "llama" else "Q4_0")
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "parallel": 3, "cache_type": cache_type}
-    cpu, gpu = (engine.load(path, device=device, **given).model for device in ("cpu", "cuda"))
+    models: list[Any] = [engine.load(path, device=device, **given).model for device in ("cpu", "cuda")]
+    cpu, gpu = models
     rng = np.random.default_rng(3)
     sizes = [sum(n for part in PASSES for i, n in part if i == slot) for slot in range(3)]
     texts = [rng.integers(0, 200, n).astype(np.int32) for n in sizes]
