@@ -14,6 +14,7 @@ from engine.cache.types import F16
 from engine.cuda.runtime.pool import Pool
 from engine.cuda.target import Target
 from engine.decode.evaluate import evaluate
+from engine.limits import MOST_TOGETHER
 from engine.models.needs import batch_bytes, context_bytes, pass_bytes
 from tests.families import FAMILIES, write_quantized
 from tests.tiers import few
@@ -58,7 +59,8 @@ def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         )
     model.drafter.forward(0, 1, model.sequence)
     kept, results = needs(llm, 128)
-    assert taken["kept"] == kept and results / 2 < taken["results"] <= results
+    # The slots of rows whose logits are wanted are few bytes, which a reserve covers.
+    assert taken["kept"] - 4 * MOST_TOGETHER == kept and results / 2 < taken["results"] <= results
 
 
 @pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4", "deepseek32", "glm-dsa-shared"]))

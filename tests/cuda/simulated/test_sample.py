@@ -23,7 +23,7 @@ from engine.cuda.runtime.simulator import run
 from engine.decode.device_params import edits, pack_params, supported, token_of
 from engine.decode.device_sampler import DeviceSampler, Rows
 from engine.errors import ModelError, UsageError
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 from engine.sampling.sampler import Sampler, SamplerParams
 from tests.tiers import few
 
@@ -38,7 +38,7 @@ class Machine:
         self.groups, self.warps, self.simulate_maxima = groups, warps, simulate_maxima
         self.history = np.full(N_CTX, -1, np.int32)
         self.history[: len(prompt)] = prompt
-        self.tokens = np.full(DECODE_ROWS, prompt[-1], np.int32)
+        self.tokens = np.full(DECODE_ANSWERS, prompt[-1], np.int32)
         self.positions = np.arange(DECODE_ROWS, dtype=np.int32) + np.int32(len(prompt) - 1)
         self.slots, self.starts = np.zeros(DECODE_ROWS, np.int32), np.array([0, 1], np.int32)
         self.at = np.array([len(prompt) - 1], np.int32)
@@ -489,7 +489,7 @@ class Answers:
         self.samplers = [Sampler(params, 70) for params in ANSWERS[: len(slots)]]
         self.known = [[*range(3 + e)] for e in range(len(slots))]
         self.history = np.full((n_slots, N_CTX), -99, np.int32)
-        self.tokens, self.positions, self.sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
+        self.tokens, self.positions, self.sequences = (np.full(DECODE_ANSWERS, -99, np.int32) for _ in range(3))
         self.starts = np.zeros(DECODE_ROWS + 1, np.int32)
         arrays = self.tokens, self.positions, self.sequences, self.starts, self.history
         self.rows = Rows(*map(device.add, arrays))
