@@ -162,21 +162,25 @@ def gemma4() -> Iterator[str]:
 def users() -> Iterator[str]:
     """Rates of many users, beside llama.cpp's."""
     counts = ("1", "8", "16", "32", "64", "128")
-    ours, theirs = "h200-users", "h200-users-llama-cpp"
-    rows: list[list[object]] = []
-    for model in ("Qwen3-8B", "Qwen3-30B-A3B"):
-        rows.append([model, *(rate(ours, model, n) for n in counts)])
-        rows.append(["llama.cpp", *(rate(theirs, model, n) for n in counts)])
+    ours, before, theirs = "h200-users", "h200-users-16-rows", "h200-users-llama-cpp"
+    rows: list[list[object]] = [
+        [name, *(rate(ours, name, n) for n in counts)]
+        for name in ("Qwen3-8B", "passes of 16 rows", "prompts", "prompts, one in a pass")
+    ]
     rows.insert(2, ["median from token to token, ms", *data()[ours]["ms_between_tokens"]])
+    rows.insert(2, ["llama.cpp", *(rate(theirs, "Qwen3-8B", n) for n in counts)])
+    mixture = "Qwen3-30B-A3B"
+    rows.append([f"{mixture}, passes of 16 rows", *(rate(before, mixture, n) for n in counts)])
+    rows.append(["llama.cpp", *(rate(theirs, mixture, n) for n in counts)])
     return table(["users", *counts], rows)
 
 
 def many_users() -> Iterator[str]:
     """A sentence about 16 users."""
     one, sixteen = rate("h200-users", "Qwen3-8B", "1"), rate("h200-users", "Qwen3-8B", "16")
-    together = ratio(sixteen, one, 1)
+    together, most = ratio(sixteen, one, 1), rate("h200-users", "Qwen3-8B", "128")
     yield f"Several answers at the same time share the weights that a pass reads: 16 users of Qwen3-8B get {sixteen}"
-    yield f"tokens per second, {together} times what one gets alone."
+    yield f"tokens per second, {together} times what one gets alone, and 128 users {most}."
     yield "[Continuous batching](batching.md#figures) has the table."
 
 
