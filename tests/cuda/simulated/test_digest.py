@@ -18,7 +18,7 @@ from engine.cuda.digest import WORDS, digest
 from engine.cuda.runtime.simulator import run
 from engine.decode.device_sampler import DIGEST_PARTS, DeviceSampler
 from engine.grammar.grammar import Grammar
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ANSWERS, DECODE_ROWS
 from engine.sampling.row_digest import RowDigest, row_digest
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
@@ -55,6 +55,23 @@ def test_digest(n_vocab: int, threads: int) -> None:
     assert of(memory, 0, 1) == expected[3:4]
     written = found.any(axis=3) & (found != -1).any(axis=3)
     assert written.sum() == 4
+
+
+def test_many_answers() -> None:
+    """A pass of more answers than have drafts, padded to 32 rows."""
+    rng, n, rows = np.random.default_rng(1), 20, 32
+    logits = rng.standard_normal((rows, 40)).astype(np.float32)
+    starts = np.minimum(np.arange(DECODE_ANSWERS + 1), n).astype(np.int32)
+    sequences = np.zeros(DECODE_ANSWERS, np.int32)
+    sequences[:n] = rng.permutation(n)
+    step = rng.integers(0, 9, n).astype(np.int32)
+    found = np.full((n, DIGEST_PARTS, DECODE_ROWS, WORDS), -1, np.int32)
+    run(digest(32), rows, 32, [logits, 40, 40, starts, sequences, step, DIGEST_PARTS, found], seed=1)
+    memory = SimpleNamespace(digest_memory=(found, 0), taken=step.tolist())
+    of = cast(Any, DeviceSampler.digests)
+    for row, slot in enumerate(sequences[:n].tolist()):
+        assert of(memory, slot, 1) == [row_digest(logits[row])]
+    assert (found != -1).any(axis=3).sum() == n
 
 
 def test_receipts_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
