@@ -248,19 +248,7 @@ def load(
     if layer is not None:
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
-    rest = (
-        draft_max,
-        snapshot_bytes,
-        ds4_rounding,
-        parallel,
-        True,
-        drafted,
-        beside,
-        layer,
-        division,
-        n_threads,
-        kv_budget,
-    )
+    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads, kv_budget
     options = _Options(types, batch_size > 0, mtp and drafter is None, *rest, pooling=pooling or "")
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
@@ -339,8 +327,6 @@ class _Options:
     ds4_rounding: bool = False
     #: The number of answers that are computed at the same time.
     parallel: int = 1
-    #: Whether fewer are computed if memory is short.
-    fewer: bool = True
     #: Whether a draft model is loaded next.
     drafted: bool = False
     #: Bytes of other models' weights that share the device.
@@ -356,6 +342,8 @@ class _Options:
     spare: int = 0
     #: How outputs are joined to embeddings, if not as the file says.
     pooling: str = ""
+    #: Whether fewer than ``parallel`` answers are computed at the same time if memory is short.
+    fewer: bool = True
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:

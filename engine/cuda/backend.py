@@ -641,10 +641,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             given_lists = memory.keys, memory.decays
             arguments: tuple[Argument, ...]
             arguments = (*given, net.n_v, rows, padded, length, segments, memory.conv, *given_lists, y, shares)
-            grid, kernel = (
-                wide_delta_net.convolve_grid(net.n_k, net.n_v, rows, several),
-                wide_delta_net.convolve(d, net.n_conv, *kinds),
-            )
+            grid = wide_delta_net.convolve_grid(net.n_k, net.n_v, rows, several)
+            kernel = wide_delta_net.convolve(d, net.n_conv, *kinds)
             self.recorder.launch(kernel, grid, 256, arguments, convolved=y, gates=shares)
             arguments = (y, shares, positions, sequences, net.n_k, net.n_v, rows, padded, segments)
             arguments = (*arguments, *given_lists, records)
@@ -670,12 +668,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         return out
 
     def short_conv(self, weight: Tensor, bcx: Tensor, memory: ShortConvCache[Tensor], batch: Batch[Tensor]) -> Tensor:
-        (n, n_taps), length, rows, keeps = (
-            weight.shape,
-            memory.inputs.shape[1],
-            batch.rows,
-            memory.has_room(batch.rows),
-        )
+        (n, n_taps), length, rows, keeps = weight.shape, memory.inputs.shape[1], batch.rows, memory.has_room(batch.rows)
         y, grid, places = self.recorder.empty((rows, n)), (-(-n // 256), rows), (batch.positions, batch.sequences)
         arguments: tuple[Argument, ...] = (bcx, weight, n, *places, length, memory.inputs, y)
         self.recorder.launch(short_conv.short_conv(n_taps, batch.mixed, keeps), grid, 256, arguments, result=y)
