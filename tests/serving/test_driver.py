@@ -12,7 +12,7 @@ import pytest
 import engine
 from engine.decode.generation import request_of
 from engine.decode.host_steps import HostSteps
-from engine.decode.prefill import PrefillSlice
+from engine.decode.prefill import PrefillPass
 from engine.decode.scheduler import Scheduler
 from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
@@ -100,11 +100,11 @@ def test_nothing_urgent_waits_while_the_host_computes(llm: engine.LLM, monkeypat
 
             return wrapper
 
-        for cls, name in (HostSteps, "start"), (PrefillSlice, "advance"):
+        for cls, name in (HostSteps, "start"), (PrefillPass, "advance"):
             monkeypatch.setattr(cls, name, noted(getattr(cls, name)))
 
     read(llm, *readers, watch=watch)
-    assert len(waiting) > N_TOKENS and set(waiting) == {("HostSteps.start", False), ("PrefillSlice.advance", False)}
+    assert len(waiting) > N_TOKENS and set(waiting) == {("HostSteps.start", False), ("PrefillPass.advance", False)}
 
 
 def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def error_of(reader: Reader) -> BaseException | None:
 
 
 @pytest.mark.recovers
-@pytest.mark.parametrize(("place", "name"), few([(HostSteps, "take"), (HostSteps, "start"), (Scheduler, "_steps")]))
+@pytest.mark.parametrize(("place", "name"), few([(HostSteps, "take"), (HostSteps, "start"), (Scheduler, "_choose")]))
 def test_an_error_in_a_round_ends_no_answer(
     llm: engine.LLM, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
