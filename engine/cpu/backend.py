@@ -4,7 +4,7 @@ Arrays are NumPy arrays.  Every method returns a new array unless documented as 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -74,8 +74,6 @@ class Backend(
     """The most rows of a decode batch with drafts."""
     decode_answers = DECODE_ANSWERS
     """The most answers of a decode batch."""
-    many_answers = DECODE_ROWS + 1
-    """Any number more than drafts are for: a pass of many rows takes less time for each."""
 
     def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
         """max_rows: the most rows of a pass that reads a prompt, 0: 128; longer prompts take several passes.  The bits do not
@@ -288,6 +286,10 @@ class Backend(
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """``rows``: no pass is padded."""
         return rows
+
+    def many_answers(self, weights: Mapping[str, int]) -> int:
+        """More than have drafts, whatever the weights: a pass of many rows takes less time for each."""
+        return DECODE_ROWS + 1
 
     def jobs(self, model: Recordable[np.ndarray]) -> list[Job]:
         programs = [self._plans.record(model.compute, n, n).program for n in LISTED_ROWS]

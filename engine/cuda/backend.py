@@ -8,7 +8,7 @@ Three kinds of results are deferred until they are used: a normalization, a gate
 usually feed a matrix product, which reads int8, so one kernel computes and quantizes them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +45,7 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.exchange import PinnedExchange
-from engine.cuda.products import dense, matmul
+from engine.cuda.products import dense, matmul, warpgroup_chain
 from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
@@ -82,12 +82,9 @@ BATCH_SIZE = 1024
 WIDE = (8, 0)
 """The lowest compute capability for wide kernels, which compute and copy at the same time."""
 
-WARPGROUPS = (9, 0)
-"""The lowest compute capability for products that are fast for any number of rows."""
-
 MANY_ANSWERS = 96
-"""The number of answers from which a pass of wide products takes less time than passes of narrow ones on other GPUs, where a
-block of a wide product computes about 128 columns, whether they are used or not."""
+"""The number of answers from which a pass of wide products takes less time than passes of narrow ones without warpgroups: a
+block of such a product computes about 128 columns, whether they are used or not."""
 
 DECODE_SIZES = (DECODE_ROWS, 8, 4, 2, 1)
 """Numbers of rows of decode passes that together use every kernel."""
@@ -117,8 +114,6 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self.device = device or Device(index)
         self.n_threads = 0
         self.max_rows = max_rows or BATCH_SIZE
-        #: The number of answers from which a decode batch has more rows than narrow kernels take.
-        self.many_answers = NARROW_ROWS + 1 if self.device.compute_capability >= WARPGROUPS else MANY_ANSWERS
         if self.device.compute_capability < WIDE:
             self.max_rows = min(self.max_rows, NARROW_ROWS)
             self.decode_answers = NARROW_ROWS
@@ -374,6 +369,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         # Eighths of the largest pass in whole units, so that no odd tokens remain.
         unit = max(1, most // FEW_ROWS // 8) * FEW_ROWS
         return rows - rows % unit or rows
+
+    def many_answers(self, weights: Mapping[str, int]) -> int:
+        """More than have drafts where warpgroups multiply most of the weights, since their products have narrow blocks."""
+        device = self.device.compute_capability, self.device.shared_memory
+        taken = sum(n for name, n in weights.items() if warpgroup_chain.takes(name, *device))
+        return NARROW_ROWS + 1 if 2 * taken > sum(weights.values()) else MANY_ANSWERS
 
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """The next power of two if the pass is mixed, else ``rows``."""

@@ -53,7 +53,7 @@ class RunningBatch:
         """The most answers of a decode batch if there are n: few more than ``decode_rows`` may be faster in several batches
         than in one, whose kernels are those of prompts."""
         most = self.decode_answers
-        return most if n >= self.model.ops.many_answers else min(most, self.decode_rows)
+        return most if n >= self.model.many_answers else min(most, self.decode_rows)
 
     @contextmanager
     def waiting(self, on_wait: Callable[[], None] | None) -> Iterator[None]:

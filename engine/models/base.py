@@ -1,6 +1,7 @@
 """The common part of all models: embedding, layers, output head, cache, and the methods that run passes."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -348,6 +349,15 @@ class Model(Loader):
     def decode_answers(self) -> int:
         """The most answers of a decode batch.  The stages of a divided model exchange the rows of smaller batches."""
         return self.ops.decode_rows if self.stages else self.ops.decode_answers
+
+    @cached_property
+    def many_answers(self) -> int:
+        """The number of answers from which a decode batch of more than ``Executor.decode_rows`` is faster than several."""
+        weights = Counter[str]()
+        for tensor in self.gguf.tensors.values():
+            if len(tensor.shape) > 1:
+                weights[tensor.type.name] += tensor.nbytes
+        return self.ops.many_answers(weights)
 
     def step(self, parts: TokenSequences) -> list[np.ndarray]:
         """Run one pass over tokens of several sequences.  The caller then commits the tokens that it keeps.

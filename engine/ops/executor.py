@@ -1,6 +1,6 @@
 """The execution of passes: recording, splitting and running them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -51,9 +51,6 @@ class Executor(Protocol[A]):
     decode_answers: int
     """The maximum number of answers in a decode batch.  If there are more than ``decode_rows``, each has a single row."""
 
-    many_answers: int
-    """The number of answers from which a decode batch of more than ``decode_rows`` is faster than several batches."""
-
     splits: bool
     """Whether prefill passes are split into several pieces (``split``)."""
 
@@ -89,6 +86,12 @@ class Executor(Protocol[A]):
         Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
 
         most: see :meth:`run`.
+        """
+
+    def many_answers(self, weights: Mapping[str, int]) -> int:
+        """The number of answers from which a decode batch of more than ``decode_rows`` is faster than several batches.
+
+        weights: the bytes of a model's matrices by the names of their formats.
         """
 
     def next_rows(self, left: int, most: int, beside: bool = False) -> int:

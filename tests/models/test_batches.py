@@ -10,6 +10,7 @@ import pytest
 import engine
 from engine.cache.kv import pass_rows
 from engine.cache.types import F16
+from engine.cuda.target import Target
 from engine.errors import ContextError, DeviceError, UsageError
 from engine.gguf.file import read_gguf
 from engine.limits import MOST_DRAFTS
@@ -189,3 +190,11 @@ def test_weights_that_do_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest
     bits = float(sentence.split("enough for ")[1].split()[0])
     n_params = sum(int(np.prod(tensor.shape)) for tensor in read_gguf(path).tensors.values())
     assert abs(bits * n_params / 8 - free) < 0.06 * n_params / 8
+
+
+@pytest.mark.parametrize(("target", "most"), [("sm_80", 96), ("sm_90", 17), ("sm_100", 96)])
+def test_from_how_many_answers_a_gpu_continues_them_in_one_pass(target: str, most: int) -> None:
+    """Where most of the weights are multiplied by blocks that may be narrow."""
+    model = engine.load("pycoder", n_ctx=256, parallel=2, device=Target(target)).model
+    assert model.many_answers == most
+    assert model.ops.many_answers({"Q8_0": 3, "Q6_K": 2}) == 96
