@@ -330,8 +330,6 @@ copies_commit = _make_copies("cp.async.commit_group")
 """copies_commit(): the thread's copies since the last call become a group."""
 copies_wait = _make_copies("cp.async.wait_group 0")
 """copies_wait(): wait until all groups of the thread have arrived; those of other threads have after ``syncthreads``."""
-copies_wait_but_one = _make_copies("cp.async.wait_group 1")
-"""copies_wait_but_one(): wait until all groups of the thread but the latest have arrived."""
 
 
 # --- integers --------------------------------------------------------------------------------------------------

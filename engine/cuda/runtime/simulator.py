@@ -46,7 +46,6 @@ __all__ = [
     "bits_float",
     "copies_commit",
     "copies_wait",
-    "copies_wait_but_one",
     "copy1",
     "copy4",
     "device",
@@ -228,7 +227,7 @@ def copies_commit() -> None:
     """Does nothing: copies are complete at once."""
 
 
-copies_wait = copies_wait_but_one = copies_commit
+copies_wait = copies_commit
 
 
 def _int32(x: Register) -> Register:
