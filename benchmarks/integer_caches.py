@@ -2,8 +2,11 @@
 
     python -m benchmarks.integer_caches [--threads N]
 
-The errors are root mean squares, relative to attention in float64 over keys and values that are not rounded.  A sink is a
-first position whose score exceeds the others by its logit, with values of 1 %.  The speeds are ratios to f16 in one run.
+The errors are root mean squares, relative to attention in float64 over keys and values that are not rounded.  Heads are
+random, with something that makes rounding hard: a *sink* is a first position whose score exceeds the others by its logit,
+with values of 1 %; *outliers* are four elements of every key and of every value that are 20 times as large; a *needle* is
+one position in the first half that has half of the weight, and values four times as large.  The speeds are ratios to f16 in
+one run.
 """
 
 import argparse
@@ -17,8 +20,9 @@ from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
 
 NAMES = ("f16", "i12", "q8_0", "i8", "q4_0")
-SINKS = (0, 10, 20)
-LENGTHS = (64, 512, 2048)
+KINDS = ("plain", "sink 10", "sink 20", "outliers", "needle")
+LENGTHS = (64, 2048, 32768)
+MOST_ROWS = 256
 DEPTH = 4096
 HEADS = ((32, 8, 128), (16, 8, 128), (8, 1, 256), (16, 16, 64))
 """Heads of queries, heads of keys, and their elements, of the speeds."""
@@ -43,19 +47,30 @@ def filled(ops: Backend, name: str, k: np.ndarray, v: np.ndarray) -> AttentionCa
     return layer
 
 
-def head(d: int, n: int, sink: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def head(d: int, n: int, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Queries, keys and values float32 [n, 1, d], with scores that deviate by 1.5."""
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal((n, 1, d)) for _ in range(3))
     v += 0.3 * rng.standard_normal(d)
     q *= 1.5
-    if sink:
-        direction = rng.standard_normal(d)
-        direction /= np.linalg.norm(direction)
+    direction = rng.standard_normal(d)
+    direction /= np.linalg.norm(direction)
+    if kind.startswith("sink"):
         k[:, 0] -= (k[:, 0] @ direction)[:, None] * direction
         k[0, 0] = direction * np.sqrt(d)
-        q[:, 0] += sink * direction
+        q[:, 0] += int(kind.split()[1]) * direction
         v[0] *= 0.01
+    elif kind == "outliers":
+        places = rng.choice(d, 4, replace=False)
+        q[..., places] /= 20  # so that they do not decide the scores alone
+        k[..., places] *= 20
+        v[..., places] *= 20
+    elif kind == "needle":
+        # The others weigh exp(1.5^2 / 2) each on average.
+        k[:, 0] -= (k[:, 0] @ direction)[:, None] * direction
+        k[n // 4, 0] = direction * np.sqrt(d)
+        q[:, 0] += (np.log(n) + 1.5**2 / 2) * direction - (q[:, 0] @ direction)[:, None] * direction
+        v[n // 4] *= 4
     return q.astype(f32), k.astype(f32), v.astype(f32)
 
 
@@ -67,14 +82,15 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, last: np.ndarray) -> np.n
     return np.asarray(weights @ v[:, 0].astype(np.float64) / weights.sum(axis=1, keepdims=True))
 
 
-def error(ops: Backend, name: str, d: int, n: int, sink: int) -> float:
-    """The mean error over some heads, of the rows in the second half of the text."""
+def error(ops: Backend, name: str, d: int, n: int, kind: str) -> float:
+    """The mean error over some heads, of the last rows of the text."""
     found = []
     for seed in range(SEEDS):
-        q, k, v = head(d, n, sink, seed)
-        last = np.arange(n // 2, n, dtype=np.int32)
-        out = ops.attend(q[n // 2 :], filled(ops, name, k, v), last, d**-0.5)
-        theirs = exact(q[n // 2 :], k, v, last)
+        q, k, v = head(d, n, kind, seed)
+        last = np.arange(max(n // 2, n - MOST_ROWS), n, dtype=np.int32)
+        q = q[last[0] :]
+        out = ops.attend(q, filled(ops, name, k, v), last, d**-0.5)
+        theirs = exact(q, k, v, last)
         found.append(np.sqrt(np.mean((out - theirs) ** 2) / np.mean(theirs**2)))
     return float(np.mean(found))
 
@@ -99,12 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1, help="threads (1)")
     ops = Backend(parser.parse_args().threads)
-    print(f"| elements | positions | sink | {' | '.join(NAMES)} |\n| ---: " + "| ---: " * (len(NAMES) + 2) + "|")
+    print(f"| elements | positions | heads | {' | '.join(NAMES)} |\n| ---: " + "| ---: " * (len(NAMES) + 2) + "|")
     for d in (64, 128, 256):
         for n in LENGTHS:
-            for sink in SINKS:
-                cells = " | ".join(f"{error(ops, name, d, n, sink):.1e}" for name in NAMES)
-                print(f"| {d} | {n} | {sink or 'none'} | {cells} |", flush=True)
+            for kind in KINDS:
+                cells = " | ".join(f"{error(ops, name, d, n, kind):.1e}" for name in NAMES)
+                print(f"| {d} | {n} | {kind} | {cells} |", flush=True)
     print(
         f"\n| heads | of keys | elements | rows | {' | '.join(NAMES)} |\n| ---: " + "| ---: " * (len(NAMES) + 3) + "|"
     )

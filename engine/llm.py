@@ -62,6 +62,8 @@ class LLM(Embeddings, metaclass=Documented):
         Bytes of weights that one generated token reads.
     cache_bytes : int
         Bytes of the cache.
+    cache_types : tuple of str
+        Element types of the keys and of the values in the cache, such as ``("i8", "i8")``.
     memory : Memory
         The memory of the model and of its draft model, by what it is for.
     n_cached : int
@@ -105,8 +107,17 @@ class LLM(Embeddings, metaclass=Documented):
         ),
         *("reset", "compile", "save_state", "load_state", "close"),
         *("path", "config", "tokenizer", "chat_template", "n_ctx", "batch_size", "n_threads", "n_params", "n_bytes"),
-        *("n_bytes_read", "cache_bytes", "memory", "n_cached", "load_seconds", "compile_seconds", "draft", "sampling"),
-        *("warnings", "reread", "fingerprint", "closed"),
+        *(
+            "n_bytes_read",
+            "cache_bytes",
+            "cache_types",
+            "memory",
+            "n_cached",
+            "load_seconds",
+            "compile_seconds",
+            "draft",
+        ),
+        *("sampling", "warnings", "reread", "fingerprint", "closed"),
     )
     """The names that the documentation has; the others belong to the machinery of the engine."""
 
@@ -132,6 +143,7 @@ class LLM(Embeddings, metaclass=Documented):
         self.n_bytes = gguf.n_bytes
         self.n_bytes_read = weight_bytes_per_token(gguf)
         self.cache_bytes = model.cache.n_bytes
+        self.cache_types = (model.cache.types.k.name, model.cache.types.v.name)
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
         self.warnings: list[str] = []

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.cache.recurrent import default_budget
-from engine.cache.types import CHUNK, Types
+from engine.cache.types import CHUNK, F16, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
+from engine.default_cache import default_types
 from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
 from engine.errors import ContextError, DeviceError, DeviceMemoryError, ModelError, UsageError
 from engine.gguf.file import GGUF, GGUFTensor, read_gguf
@@ -74,7 +75,7 @@ def load(
     n_ctx: int = 0,
     n_threads: int = 0,
     batch_size: int = 0,
-    cache_type: str = "f16",
+    cache_type: str | None = None,
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
     kv_budget: int = 0,
@@ -111,10 +112,13 @@ def load(
     batch_size : int
         Tokens of a prompt that are read in one pass, at most 4096; 0: 128 on the CPU and 1024 on a GPU, fewer if the
         context leaves too little memory. The answer does not depend on it. A GPU of compute capability 7.5 reads 16.
-    cache_type : str
-        Element type of the key-value cache: "f32", "f16", "q8_0", "q4_0", "i12" or "i8".
+    cache_type : str, optional
+        Element type of the key-value cache: "f32", "f16", "q8_0", "q4_0", "i12" or "i8". By default "i8" for a model with
+        quantized weights and "i12" for one with float weights, and "f16" for latents, for heads whose size is not a multiple
+        of 32, and for models that make embeddings.
     cache_type_k, cache_type_v : str, optional
-        Element types of keys and of values; by default ``cache_type``.
+        Element types of keys and of values; by default ``cache_type``. If only one of the two is given and ``cache_type``
+        is not, the other is "f16".
     kv_budget : int
         The most positions of a prompt that layers without a window keep while an answer is generated, at least 256; 0: all.
         Of a longer prompt, they keep whole chunks of 64 positions: the first one, the last ones, and those that the last 64
@@ -200,11 +204,7 @@ def load(
     if not isinstance(device, str) and not hasattr(device, "compute_capability"):
         raise UsageError(f"a device is given by its name, such as cpu or cuda:1, not {described(device)}.")
     function("progress", progress)
-    k, v = (cache_type if given is None else given for given in (cache_type_k, cache_type_v))
-    types = Types(find_cache_type(k), find_cache_type(v))
-    if k != v and (types.k.whole or types.v.whole):
-        own = k if types.k.whole else v
-        raise UsageError(f"cache type {own} is for keys and values alike, not for {k} and {v}: use {own} for both.")
+    types = _given_types(cache_type, cache_type_k, cache_type_v)
     if not 1 <= parallel <= MOST_PARALLEL:
         raise UsageError(f"parallel must be 1 to {MOST_PARALLEL}, not {described(parallel)}.")
     if pooling is not None and pooling not in JOINED:
@@ -281,6 +281,19 @@ def load(
     return llm
 
 
+def _given_types(both: str | None, keys: str | None, values: str | None) -> Types | None:
+    """The element types of a cache that a caller gives, or None if the file decides."""
+    if both is keys is values is None:
+        return None
+    k, v = (both if given is None else given for given in (keys, values))
+    k, v = ("f16" if name is None else name for name in (k, v))
+    types = Types(find_cache_type(k), find_cache_type(v))
+    if k != v and (types.k.whole or types.v.whole):
+        own = k if types.k.whole else v
+        raise UsageError(f"cache type {own} is for keys and values alike, not for {k} and {v}: use {own} for both.")
+    return types
+
+
 @dataclass(frozen=True)
 class _File:
     """An open file, and the time that it took to open it, in seconds."""
@@ -318,7 +331,8 @@ def _assistant(gguf: GGUF, llm: LLM, ops: Ops | None) -> AssistantDraft:
 class _Options:
     """The arguments of :func:`load` other than the model and its device."""
 
-    types: Types
+    #: Element types of keys and values; None: as the file has them by default.
+    given_types: Types | None
     #: Whether a batch size was requested.
     batched: bool
     mtp: bool
@@ -342,6 +356,8 @@ class _Options:
     spare: int = 0
     #: How outputs are joined to embeddings, if not as the file says.
     pooling: str = ""
+    #: Element types of keys and values, once the file has been read.
+    types: Types = F16
     #: Whether fewer than ``parallel`` answers are computed at the same time if memory is short.
     fewer: bool = True
 
@@ -359,6 +375,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
         if config.pooling == "rank":
             raise UsageError(f"{gguf.path} is a reranker, which has no vectors of texts: leave out its pooling.")
         config = replace(config, pooling=options.pooling)
+    options = replace(options, types=options.given_types or default_types(config, gguf))
     check_types(config, options.types, gguf)
     if options.kv_budget:
         _check_budget(config, gguf)

@@ -155,6 +155,7 @@ def without_cpu(error: DeviceError) -> str:
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report", file: "ReportFile | None") -> int:
     """Load the model on both devices, compare the two and print the results; file: where they are added to, too.  Returns the
     exit status, 0 or 1."""
+    from engine.default_cache import default_types
     from engine.gguf.file import read_gguf
     from engine.hub.resolve import resolve
     from engine.models.registry import read_config
@@ -168,6 +169,8 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     else:
         n_vocab = read_config(gguf).n_vocab
         ids = np.random.default_rng(args.seed).integers(0, n_vocab, args.n_prompt).tolist()
+    # Both models have the same cache, and the report names it.
+    args.cache_type = args.cache_type or default_types(read_config(gguf), gguf).k.name
     needed, drafts = len(ids) + args.n_gen, MOST_DRAFTS if args.draft_model is not None else 0
     if args.ctx_size and args.ctx_size < needed + drafts:
         more = f" and {drafts} drafts" if drafts else ""
@@ -235,7 +238,7 @@ def _compare(
         llm.compile(report.progress)
     config = cpu.config
     rounding = " with ds4's rounding" if args.ds4_rounding else ""
-    size = f"{config.n_layer} layers, {args.cache_type} cache{rounding}, {len(ids)} + {args.n_gen} tokens"
+    size = f"{config.n_layer} layers, {cpu.cache_types[0]} cache{rounding}, {len(ids)} + {args.n_gen} tokens"
     print(f"{shown(path.name)}: {config.architecture}, {size}")
     threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
     place = describe(gpu.model.placement) if gpu.model.stages else gpu.model.ops.label

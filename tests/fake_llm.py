@@ -164,6 +164,7 @@ class FakeLLM:
         self.draft: Any = None
         self.recurrent_bytes, self.snapshot_bytes, self.reread = 0, 0, None
         self.memory = MEMORY
+        self.cache_types = "f16", "f16"
         self.n_bytes_read = weight_bytes_per_token(self.model.gguf)
         if options["draft_model"] is not None:
             device = options["device_draft"] or options["device"]

@@ -770,7 +770,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "name": (lambda s: s["model"].update(name="\x1b[31m\n" * 99), "another model"),
     "no model": (lambda s: s.pop("model"), "another model"),
     "model is a list": (lambda s: s.update(model=[1]), "another model"),
-    "cache": (lambda s: s["cache"].update(k="q8_0"), "type of cache .'q8_0', 'f16'. than the model has .'f16', 'f16'"),
+    "cache": (lambda s: s["cache"].update(k="q8_0"), "type of cache .'q8_0', 'i8'. than the model has .'i8', 'i8'"),
     "cache is a list": (lambda s: s.update(cache=[[]]), "type of cache"),
     "no tokens": (lambda s: s.pop("tokens"), "damaged: its tokens"),
     "tokens are a text": (lambda s: s.update(tokens="123"), "damaged: its tokens"),

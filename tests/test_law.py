@@ -46,7 +46,7 @@ def differing(a: np.ndarray, b: np.ndarray) -> int:
 
 def check(path: Path, prompt: list[int], count: int, temperature: float) -> None:
     """The engine's answer and the logits of every step are those of the law."""
-    with engine.load(path, n_ctx=512) as llm:
+    with engine.load(path, n_ctx=512, cache_type="f16") as llm:
         chain: dict[str, Any] = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 7}
         ids = llm.complete(prompt, max_tokens=count, ignore_eos=True, **chain).ids
         expected = llm.logits(prompt + ids)
@@ -86,7 +86,7 @@ def test_groups_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     shape = Shape("llama", 1, 64, 2, 1, 32, 64, N_VOCAB_TINY, 1088, 1e4, 1e-5)
     path = make_model(tmp_path / "m.gguf", shape, "Q8_0")
     ids = np.random.default_rng(5).integers(0, 256, 1030).tolist()
-    with engine.load(path, n_ctx=1088) as llm:
+    with engine.load(path, n_ctx=1088, cache_type="f16") as llm:
         expected = llm.logits(ids)
     model, attention = law.Model(read_gguf(path)), law.attention
     for position, token in enumerate(ids):
@@ -98,7 +98,7 @@ def test_groups_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_program_prints_answers_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     law.main()
-    with engine.load(n_ctx=256) as llm:
+    with engine.load(n_ctx=256, cache_type="f16") as llm:
         free: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 12, "ignore_eos": True}
         texts = [llm.complete("def add(a, b):", temperature=t, seed=s, **free).text for t, s in ((0.0, 0), (0.8, 7))]
     assert capsys.readouterr().out.splitlines() == [repr(text) for text in texts]

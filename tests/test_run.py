@@ -145,9 +145,12 @@ SPECULATION = "--draft-lookup --draft-max 9 --draft-min 2 --draft-p-min 0.25 --s
 def test_flags_of_speculation_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
     words = ["-p", "x", "-dev", "cpu", *SPECULATION.split(), "--spec-sequential-verify"]
     assert main([*words, "-md", "pycoder", "-devd", "cuda"]) == 0
-    assert "drafts by pycoder, 0.0 M parameters, 0.0 MB, cache 1.0 MB, cuda:0 Abacus X1\n" in capsys.readouterr().err
+    assert (
+        "drafts by pycoder, 0.0 M parameters, 0.0 MB, cache 1.0 MB in f16, cuda:0 Abacus X1\n"
+        in capsys.readouterr().err
+    )
     assert main([*words, "-md", "pycoder"]) == 0
-    assert "drafts by pycoder, 0.0 M parameters, 0.0 MB, cache 1.0 MB\n" in capsys.readouterr().err
+    assert "drafts by pycoder, 0.0 M parameters, 0.0 MB, cache 1.0 MB in f16\n" in capsys.readouterr().err
     assert main([*words, "-md", "pycoder", "--no-spec"]) == 0
     err = capsys.readouterr().err
     assert "draft" not in err and "verification" not in err
@@ -193,14 +196,14 @@ def test_where_it_runs(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatc
     for device in ("cpu", "none", "auto"):
         assert main(["-p", "abc", "-dev", device]) == 0
         err = capsys.readouterr().err
-        assert "cache 1.0 MB, 2 threads\n" in err
+        assert "cache 1.0 MB in f16, 2 threads\n" in err
         assert "tokens/s  10.0 GB/s\n" in err  # measuring a CPU would take long
         assert "GPU" not in err
     assert main(["-p", "abc", "-dev", "cpu", "-v"]) == 0
     assert "tokens/s  10.0 GB/s (50% of the 20.0 GB/s that a plain read reaches)\n" in capsys.readouterr().err
     assert main(["-p", "abc", "-dev", "cuda", "-t", "3"]) == 0
     err = capsys.readouterr().err
-    assert "cache 1.0 MB, cuda:0 Abacus X1\n" in err
+    assert "cache 1.0 MB in f16, cuda:0 Abacus X1\n" in err
     assert "GPU memory 2.5 MB (weights 0.5 MB, cache 1.0 MB, rest 1.0 MB), 7.00 GB free; it reads at 4000 GB/s\n" in err
     assert "tokens/s  10.0 GB/s (0% of the 4000 GB/s that a plain read reaches)\n" in err
     assert re.search(r"^memory      .* at most, 2\.5 MB on the GPU$", err, re.M)

@@ -16,7 +16,7 @@ def file() -> GGUF:
 @cache
 def model() -> engine.LLM:
     """The model on the CPU."""
-    return engine.load(device="cpu", n_ctx=512)
+    return engine.load(device="cpu", n_ctx=512, cache_type="f16")
 
 
 def piece(token: int) -> str:

@@ -219,7 +219,7 @@ class Report:
         where = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
         if not llm.n_threads:
             where = llm.model.ops.label
-        self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
+        self.line(f"context {_tokens(llm.n_ctx)}{trained}, {_cache(llm)}, {where}")
         if llm.model.stages:
             from engine.cli.placements import describe
 
@@ -252,7 +252,7 @@ class Report:
             where = "" if draft.model.ops.name == llm.model.ops.name else f", {draft.model.ops.label}"
             self.line(
                 f"drafts by {name_of(draft)}, {_count(draft.n_params)} parameters, "
-                f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
+                f"{_bytes(draft.n_bytes)}, {_cache(draft)}{where}"
             )
 
     def device(self, llm: "LLM") -> None:
@@ -417,6 +417,11 @@ def _bandwidth(ops: "Ops") -> float:
         return ops.bandwidth()
     except (DeviceError, MemoryError):
         return 0.0
+
+
+def _cache(llm: "LoadedLLM") -> str:
+    """The size of a model's cache and the types of its elements."""
+    return f"cache {_bytes(llm.cache_bytes)} in {'/'.join(dict.fromkeys(llm.cache_types))}"
 
 
 def name_of(llm: "LoadedLLM") -> str:

@@ -33,8 +33,8 @@ use no more than SIZE of a GPU's memory, such as 12G or 800M, for everything inc
 what does not fit is refused as on a smaller GPU"""
 
 CACHE_TYPE = """\
-element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8; a smaller one needs less memory
-and changes the answer"""
+element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8; by default i8 for quantized weights,
+i12 for others, and f16 where these do not fit; another type changes the answer"""
 
 DS4_ROUNDING = """\
 of a DeepSeek V4 model (deepseek4): round what the cache stores as the official implementation does,
@@ -184,7 +184,7 @@ def add_context(group: Group, text: str) -> None:
 def add_cache_types(group: Group, *, separate: bool = True) -> None:
     """Adds --cache-type and, if ``separate``, the types of keys and of values."""
     kind: dict[str, Any] = {"type": Choice(CACHE_TYPES), "metavar": "TYPE"}
-    group.add_argument("-ct", "--cache-type", **kind, default="f16", help=CACHE_TYPE)
+    group.add_argument("-ct", "--cache-type", **kind, help=CACHE_TYPE)
     if separate:
         group.add_argument("-ctk", "--cache-type-k", **kind, help="element type of the keys, if different")
         group.add_argument("-ctv", "--cache-type-v", **kind, help="element type of the values, if different")

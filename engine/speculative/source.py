@@ -32,6 +32,7 @@ class LoadedLLM(Protocol):
     n_bytes: int
     n_bytes_read: int
     cache_bytes: int
+    cache_types: tuple[str, str]
 
     def jobs(self) -> list[Job]:
         """A compile job for every kernel of the model; any process can run it."""

@@ -30,7 +30,7 @@ def test_defaults_are_those_of_llama_cpp() -> None:
     expected |= {"repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     expected |= {"dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1}
     expected |= {"dry_sequence_breaker": [], "xtc_probability": 0.0, "xtc_threshold": 0.1}
-    expected |= {"seed": -1, "escape": True, "ignore_eos": False, "stop": [], "logit_bias": [], "cache_type": "f16"}
+    expected |= {"seed": -1, "escape": True, "ignore_eos": False, "stop": [], "logit_bias": [], "cache_type": None}
     expected |= {"device": "auto", "threads": 0}
     assert {name: args[name] for name in expected} == expected
 

@@ -12,7 +12,7 @@ from engine.models import traffic as bandwidth
 
 
 def test_what_an_answer_reads() -> None:
-    llm = engine.load(None, device="cpu", n_ctx=128)
+    llm = engine.load(None, device="cpu", n_ctx=128, cache_type="f16")
     answer = llm.complete("def add(a, b):", max_tokens=9, temperature=0.0, ignore_eos=True)
     t = answer.timings
     per_position = sum(2 * (k.keys.shape[0] * (k.keys.shape[2] + k.values.shape[3])) for k in llm.cache.layers)

@@ -361,7 +361,8 @@ def test_one_type_for_both_and_one_for_each(files: Files) -> None:
         layer = engine.load(files["tiny-gemma4"], device="cpu", n_ctx=64, **options).cache.layers[0]
         return layer.k_type.name, layer.v_type.name
 
-    assert types() == ("f16", "f16")
+    assert types() == ("i8", "i8")
+    assert types(cache_type_k="q8_0") == ("q8_0", "f16")
     assert types(cache_type="q8_0") == ("q8_0", "q8_0")
     assert types(cache_type="q8_0", cache_type_v="q4_0") == ("q8_0", "q4_0")
     assert types(cache_type_k="q4_0") == ("q4_0", "f16")

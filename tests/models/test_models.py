@@ -15,6 +15,8 @@ from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY, golden, model_path, shared_model
 from tests.tiers import examples
 
+CACHE = "f16"
+"""The type of llama.cpp's cache."""
 AGREEMENT = 0.97
 DIFFERENCE = 0.15
 """Mean absolute difference of log-probabilities that still counts as the same model.
@@ -46,7 +48,7 @@ def compare(llm: engine.LLM, items: list[tuple[list[int], list[int], list[list[A
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
 def test_named_models_against_llama_cpp(name: str) -> None:
     data = golden("golden", f"{name}.json")
-    llm = engine.load(model_path(name), n_ctx=1024)
+    llm = engine.load(model_path(name), n_ctx=1024, cache_type=CACHE)
     compare(llm, [(item["prompt_ids"], item["ids"], item["top_logprobs"]) for item in data["greedy"]])
 
 
@@ -54,7 +56,7 @@ def test_named_models_against_llama_cpp(name: str) -> None:
 def test_small_models_against_llama_cpp(kind: str) -> None:
     name = f"pycoder-{kind}-Q4_K_M"
     data = golden("models", "golden", f"{name}.json")
-    llm = engine.load(shared_model(f"{name}.gguf"))
+    llm = engine.load(shared_model(f"{name}.gguf"), cache_type=CACHE)
     items = []
     for item in data["items"]:
         assert llm.tokenize(item["prompt"]) == item["prompt_tokens"]

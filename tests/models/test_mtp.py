@@ -19,7 +19,7 @@ PLAIN = SpeculationParams(enabled=False)
 
 @pytest.fixture(scope="module")
 def llm() -> engine.LLM:
-    return engine.load("pycoder-moe-mtp", device="cpu", n_ctx=N_CTX, n_threads=1, draft_max=7)
+    return engine.load("pycoder-moe-mtp", device="cpu", n_ctx=N_CTX, n_threads=1, draft_max=7, cache_type="f16")
 
 
 @pytest.fixture(autouse=True)

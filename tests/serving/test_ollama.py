@@ -124,7 +124,7 @@ def test_texts_are_those_of_other_interfaces(
 ) -> None:
     """With Ollama's own defaults for what is missing."""
     answer = client.chat(name, HELLO, options={"seed": 5, "num_predict": 16} | options)
-    defaults = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+    defaults = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
     expected = openai(web, messages=HELLO, seed=5, max_tokens=16, **defaults | same)
     assert answer.message.content == expected["choices"][0]["message"]["content"]
     assert answer.done_reason == expected["choices"][0]["finish_reason"]

@@ -184,7 +184,7 @@ def test_drafting_ends_where_it_is_unsure(make: Make) -> None:
             # Where distributions are requested, the drawn token must not decide whether it is proposed.
             judged = rows.argmax(axis=1).tolist() if likeliest else whole
             sure = [confidence(row, token) for row, token in zip(rows, judged, strict=True)]
-            for p_min in (0.0, 0.1, 0.4, 1.0):
+            for p_min in (0.0, 0.1, 0.2, 0.3, 0.4, 1.0):
                 n = next((i for i, value in enumerate(sure) if value < p_min), 4)
                 assert source.propose(known, 4, draw, p_min, likeliest, target).tokens == whole[:n]
                 lengths[likeliest].add(n)

@@ -51,7 +51,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(file: Path, n_ctx: int, draft: Path | None = None, batch_size: int = 0) -> engine.LLM:
-    return engine.load(file, device="cpu", n_ctx=n_ctx, n_threads=1, draft_model=draft, batch_size=batch_size)
+    sizes: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": 1, "batch_size": batch_size}
+    # What each position stores is read, which is simple with this type.
+    return engine.load(file, device="cpu", cache_type="f16", draft_model=draft, **sizes)
 
 
 def contents(cache: KVCache, length: int) -> list[np.ndarray]:
