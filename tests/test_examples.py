@@ -22,7 +22,7 @@ def llm() -> engine.LLM:
     return engine.load(n_ctx=256)
 
 
-LAW = ("law.py", "law_mixture.py", "law_delta_net.py", "law_drafts.py")
+LAW = ("law.py", "law_integer_cache.py", "law_mixture.py", "law_delta_net.py", "law_drafts.py")
 """Programs that ``tests/test_law.py`` and ``tests/test_law_parts.py`` test."""
 
 SHORT = ("batch.py", "stream_chat.py", "classify.py", "parse.py", "call_tools.py")

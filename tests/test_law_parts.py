@@ -1,4 +1,4 @@
-"""``examples/law_mixture.py``, ``law_delta_net.py`` and ``law_drafts.py`` against the engine: every bit of the logits."""
+"""The small files beside ``examples/law.py`` against the engine: every bit of the logits."""
 
 import importlib
 import sys
@@ -13,6 +13,7 @@ import engine
 from engine.cpu.products.experts import route
 from engine.gguf.file import read_gguf
 from engine.synthetic.model import make_model
+from engine.synthetic.shapes import N_VOCAB_TINY, Shape
 from tests.conftest import REPOSITORY
 from tests.tiers import few
 
@@ -31,9 +32,9 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return ours.dtype == theirs.dtype == np.float32 and ours.tobytes() == theirs.tobytes()
 
 
-def check(path: Path, model: Any, ids: list[int]) -> None:
+def check(path: Path, model: Any, ids: list[int], cache_type: str | None = "f16") -> None:
     """The logits after each token are the engine's."""
-    with engine.load(path, n_ctx=128) as llm:
+    with engine.load(path, n_ctx=128, cache_type=cache_type) as llm:
         expected = llm.logits(ids)
     assert np.isfinite(expected).all() and len({row.tobytes() for row in expected}) == len(ids)
     for position, token in enumerate(ids):
@@ -76,11 +77,43 @@ def test_delta_nets(n: int, tmp_path: Path) -> None:
     check(path, example("law_delta_net").Hybrid(read_gguf(path)), np.random.default_rng(n).integers(0, 256, n).tolist())
 
 
+@pytest.mark.parametrize(
+    ("shape", "quant", "bits"),
+    few([("qwen3", "Q8_0", 8), ("llama", "F32", 12), ("llama", "Q6_K", 8), ("qwen3", "F32", 12)], 1),
+)
+def test_the_default_cache(shape: str, quant: str, bits: int, tmp_path: Path) -> None:
+    """Beyond the end of a chunk."""
+    path, ids = (
+        make_model(tmp_path / "m.gguf", f"tiny-{shape}", quant),
+        np.random.default_rng(bits).integers(0, 256, 70),
+    )
+    check(path, example("law_integer_cache").IntegerCache(read_gguf(path), bits), ids.tolist(), None)
+
+
+def test_groups_of_the_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one layer, keys and values do not depend on attention, so it is only computed at some positions.  Heads of 96 are
+    three blocks of 32."""
+    shape = Shape("llama", 1, 192, 2, 1, 96, 64, N_VOCAB_TINY, 1088, 1e4, 1e-5)
+    path, law = make_model(tmp_path / "m.gguf", shape, "Q8_0"), example("law_integer_cache")
+    ids = np.random.default_rng(5).integers(0, 256, 1030).tolist()
+    with engine.load(path, n_ctx=1088) as llm:
+        assert llm.cache_types == ("i8", "i8")
+        expected = llm.logits(ids)
+    model, attention = law.IntegerCache(read_gguf(path)), law.attention
+    for position, token in enumerate(ids):
+        compared = position in (510, 511, 512, 513, 580, 1023, 1024, 1029)
+        monkeypatch.setattr(
+            law, "attention", attention if compared else lambda q, *_: np.zeros((len(q), 96), np.float32)
+        )
+        logits = model.step(token)
+        assert not compared or same(logits, expected[position]), f"position {position}"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafts(temperature: float, tmp_path: Path) -> None:
     """The text is the engine's, with drafts and without; drafts that are right save passes."""
     path, law, prompt = make_model(tmp_path / "m.gguf", "tiny-qwen3", "Q8_0"), example("law_drafts"), [7, 8, 9, 7, 8]
-    with engine.load(path, n_ctx=64) as llm:
+    with engine.load(path, n_ctx=64, cache_type="f16") as llm:
         free: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5, "ignore_eos": True}
         expected = llm.complete(prompt, max_tokens=12, temperature=temperature, **free).ids
         logits = llm.logits([*prompt, *expected])[-1]
@@ -117,7 +150,7 @@ def test_programs(
     path, law = make_model(tmp_path / "m.gguf", shape, "Q8_0"), example(name)
     monkeypatch.setattr(sys, "argv", [name, str(path)])
     law.main()
-    with engine.load(path, n_ctx=64) as llm:
+    with engine.load(path, n_ctx=64, cache_type="f16") as llm:
         expected = llm.complete([0], max_tokens=8, temperature=0, ignore_eos=True).ids
     assert capsys.readouterr().out.split() == ["0", *map(str, expected)]
     monkeypatch.setattr(sys, "argv", [name])
