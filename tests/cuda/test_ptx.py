@@ -321,6 +321,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, 512, True, False),
         (32, 512, True, False),
         (256, 256, True, False, 0, False, 8, False, True),
+        (256, 128, True, False, 0, False, 8, False, False, 16),
+        (256, 128, True, True, 128, True, 8, False, False, quantize.WIDE),
     ],
     "compress": [(512, True, False, False), (128, True, True, True), (48, False, False, False)],
     "convolve": [(128, 4), (96, 3), (32, 1), (128, 4, True)],

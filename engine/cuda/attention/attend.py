@@ -38,7 +38,7 @@ from engine.cuda.intrinsics import (
     pointer,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED
+from engine.cuda.products.quantize import ALIGNED, NARROW
 from engine.cuda.products.unpack import device, high_half, low_half
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
@@ -106,11 +106,12 @@ class Geometry:
         rows = self.combine_grid[1]
         return self.d_v % PART == 0 and (rows > 1 or self.n_partials <= FEW_PARTIALS or self.join is not None)
 
-    def quantized(self, unit: int) -> Specialization:
+    def quantized(self, unit: int, layout: int = NARROW) -> Specialization:
         """The kernel that joins chunks, or groups, and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256
         threads."""
-        kinds = self.early, self.gated, self.rotated, self.sinks, self.together
-        return combine_quantize(unit, self.d_v, *kinds, self.join is not None, *self.of_spans)
+        kinds = self.early, self.gated, self.rotated, self.sinks, self.together, self.join is not None
+        further = (len(self.of_spans) > 0, layout) if layout != NARROW else self.of_spans
+        return combine_quantize(unit, self.d_v, *kinds, *further)
 
 
 def partials(n_ctx: int, window: int) -> int:
@@ -133,11 +134,12 @@ def scratch(rows: int, n_head: int, d_v: int, n_partials: int) -> tuple[int, int
 
 def rows_at_once(rows: int, n_head: int, d_v: int, n_partials: int, mixed: bool) -> int:
     """The rows of a launch in a pass of more rows than narrow kernels take: as many as these; in a mixed pass, where a block
-    has pairs of a single row, as many times 1, 2, 4 and so on as ``MOST_SCRATCH`` suffices for."""
+    has pairs of a single row, as many times 1, 2, 4 and so on as ``MOST_SCRATCH`` suffices for, or fewer, so that launches
+    have equal parts."""
     most = NARROW_ROWS
     while mixed and 2 * most <= rows and 4 * sum(scratch(2 * most, n_head, d_v, n_partials)) <= MOST_SCRATCH:
         most *= 2
-    return most
+    return max(-(-rows // -(-rows // most)), NARROW_ROWS) if mixed else most
 
 
 def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:

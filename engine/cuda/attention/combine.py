@@ -37,7 +37,7 @@ from engine.cuda.intrinsics import (
     sigmoid,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.quantize import ALIGNED, BLOCKS, NARROW, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import hadamard, rotate
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
@@ -54,6 +54,8 @@ TILE = 64
 """Groups whose sums ``combine`` keeps before it joins them."""
 JOINED = 16
 """Groups that it joins without a loop."""
+RESIDENT = 3
+"""Blocks of ``combine_quantize`` that should fit on a multiprocessor in a pass for warpgroups, which has many more."""
 
 
 def padded(d_v: int) -> int:
@@ -276,7 +278,23 @@ def combine(
 # --- ... on the way to int8 ------------------------------------------------------------------------------------
 
 
-@kernel(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
+def _resident(
+    unit: int,
+    d_v: int,
+    early: bool,
+    gated: bool,
+    rotated: int = 0,
+    sinks: bool = False,
+    group: int = GROUP,
+    ready: bool = False,
+    spans: bool = False,
+    layout: int = NARROW,
+) -> int:
+    """Blocks of ``combine_quantize`` that should fit on a multiprocessor."""
+    return RESIDENT if layout in BLOCKS else 0
+
+
+@kernel(*(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, i32), threads=RUN, blocks=_resident)
 def combine_quantize(
     unit: int,
     d_v: int,
@@ -287,15 +305,18 @@ def combine_quantize(
     group: int = GROUP,
     ready: bool = False,
     spans: bool = False,
+    layout: int = NARROW,
 ) -> KernelCode:
     """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
     ``unit`` values.
 
-    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), partials, window.
+    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), partials, window,
+    first: the number of the first row in q, d and sums_of_q.
     ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
     values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
     multiple of 32; ``group``: a power of two up to 32; ``ready``: the chunks of each group are joined already
-    (``engine/cuda/attention/join.py``), and each counts as one; ``spans``: positions are spans.
+    (``engine/cuda/attention/join.py``), and each counts as one; ``spans``: positions are spans; ``layout``:
+    of the result.
     A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
@@ -306,11 +327,11 @@ def combine_quantize(
     turn_back, together, n_exchange = _make_rotate(rotated), rotated > PART, RUN if rotated > PART else 4
     fetch, join = make_groups(d_v, group, 1)
     find_factors, rising_max = make_factors(group), make_rising_max(group, LANES)
-    store = make_store(unit)
+    store = make_store(unit, layout)
     first_visible, last_visible, _ = sight(spans)
 
     @cuda.jit
-    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, partials, window):
+    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, partials, window, first):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
@@ -395,6 +416,6 @@ def combine_quantize(
             element = rotate(element)
         if gated and inside:
             element = element * sigmoid(opening)
-        store(element, inside, row, I(cuda.blockIdx.x), columns, tops, q, d, sums_of_q)
+        store(element, inside, I(first + row), I(cuda.blockIdx.x), columns, tops, q, d, sums_of_q)
 
     return combine_quantize

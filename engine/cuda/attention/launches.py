@@ -13,10 +13,11 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
 from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.attention.combine import PART
 from engine.cuda.rows import NARROW_ROWS, groups
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
-from engine.cuda.runtime.values import Attended
+from engine.cuda.runtime.values import Attended, AttendedParts
 from engine.ops.heads import Heads
 
 
@@ -130,10 +131,10 @@ def attend_wide(
     window: int,
     gate: Tensor | None,
     spans: bool = False,
-) -> Tensor:
+) -> Tensor | AttendedParts:
     """Record attention of more rows than narrow kernels take, up to places int32 [rows], or over spans; their keys and values
     are in the cache: float32 [rows, n_head * d_v].  Rows of several sequences are left to narrow kernels, unless the batch
-    has runs."""
+    has runs, and these are recorded when the result is used."""
     assert cache.masses(batch, window) is None, f"at most {NARROW_ROWS} rows are observed at a time"
     rows, k, v = batch.rows, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
@@ -159,9 +160,17 @@ def attend_wide(
         return out
     # Narrow kernels, some rows at a time.
     partials = attention.partials(cache.table.shape[1] * CHUNK, window)
-    for part in groups(rows, attention.rows_at_once(rows, heads.n_head, cache.d_v, partials, batch.mixed)):
+    parts = groups(rows, attention.rows_at_once(rows, heads.n_head, cache.d_v, partials, batch.mixed))
+
+    def attend_part(part: slice) -> Attended:
         sequences = batch.sequences[part] if batch.mixed else batch.sequences
         own = replace(batch, positions=batch.positions[part], sequences=sequences)
         of_part = tuple(x[part] for x in query), None, cache, own, places[part], window, gate[part] if gate else None
-        attend(recorder, heads, *of_part, spans).write(recorder, out[part])
+        return attend(recorder, heads, *of_part, spans)
+
+    attended = AttendedParts(attend_part, parts, heads.n_head * cache.d_v)
+    # Few passes over one prompt come here, and ``engine/verify/lockstep.py`` compares what they have computed.
+    if batch.mixed and cache.d_v % PART == 0:
+        return attended
+    attended.write(recorder, out)
     return out

@@ -6,6 +6,7 @@ A single kernel then computes and quantizes the value.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.cuda import delta_net, glu, layer_norm, rms_norm
@@ -223,14 +224,15 @@ class Attended(Deferred):
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8.  Two kernels compute it if that is faster."""
-        if layout or not self.geometry.quantizes:
+        if not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, layout)
-        to, parts, partials, shape = (
-            recorder.int8(unit, *self.shape, layout=layout),
-            self._parts,
-            self.partials,
-            self.geometry,
-        )
+        to = recorder.int8(unit, *self.shape, layout=layout)
+        self.quantize(recorder, to, unit, layout)
+        return to
+
+    def quantize(self, recorder: Recorder, to: Int8, unit: int, layout: int, first: int = 0) -> None:
+        """Record the launches that compute the value as int8, as the rows of ``to`` from ``first`` on."""
+        parts, partials, shape = self._parts, self.partials, self.geometry
         if shape.join:
             (rows, columns), d_v = self.shape, shape.d_v
             n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
@@ -239,8 +241,39 @@ class Attended(Deferred):
             grid = join.grid(self.partials, n_head, rows, shape.together)
             recorder.launch(shape.join, grid, d_v, arguments, mass=mass, values=values)
             parts = (mass, values, *parts[2:])
-        arguments = (*parts, *to, self.columns, partials, self.window)
-        recorder.launch(shape.quantized(unit), self.run_grid, quantize.RUN, arguments, **to.outputs())
+        arguments = (*parts, *to, self.columns, partials, self.window, first)
+        recorder.launch(shape.quantized(unit, layout), self.run_grid, quantize.RUN, arguments, **to.outputs())
+
+
+@dataclass
+class AttendedParts(Deferred):
+    """The result of attention [rows, columns] of the rows of several sequences, some of them at a time, because the chunks of
+    all rows would need much memory.  Heads are those that ``combine_quantize`` takes.
+
+    ``attend``: record attention of some rows; ``parts``: these, the last of which end with the last row.
+    """
+
+    inputs = ()
+
+    attend: Callable[[slice], Attended]
+    parts: Sequence[slice]
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.parts[-1].stop, self.columns
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Record all of attention."""
+        for part in self.parts:
+            self.attend(part).write(recorder, out[part])
+
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
+        """The value as int8.  Records all of attention."""
+        to = recorder.int8(unit, *self.shape, layout=layout)
+        for part in self.parts:
+            self.attend(part).quantize(recorder, to, unit, layout, part.start)
         return to
 
 

@@ -372,7 +372,7 @@ def test_chunks_joined_and_quantized(
     words = quantize.activation_words(unit, rows, columns)
     q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
     grid = (-(-columns // quantize.RUN), rows)
-    arguments = [weights, sums, at, gate, sinks, q, d, totals, columns, n_partials, window]
+    arguments = [weights, sums, at, gate, sinks, q, d, totals, columns, n_partials, window, 0]
     run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
     # The same by two kernels.
     n_groups = join.group_partials(n_partials, group)
@@ -382,7 +382,7 @@ def test_chunks_joined_and_quantized(
     few_blocks = (*join.grid(n_partials, n_head, rows, group)[:2], 1 + rows % 2)
     run(join.join_chunks(d_v, True, group), few_blocks, d_v, arguments, seed=1)
     in_two = [np.zeros_like(x) for x in (q, d, totals)]
-    arguments = [*inner, at, gate, sinks, *in_two, columns, n_groups, window]
+    arguments = [*inner, at, gate, sinks, *in_two, columns, n_groups, window, 0]
     kernel_of_groups = combine.combine_quantize(unit, d_v, True, gated, rotated, sunk, group, True)
     run(kernel_of_groups, grid, quantize.RUN, arguments, seed=1)
     assert [x.tobytes() for x in in_two] == [x.tobytes() for x in (q, d, totals)]
@@ -398,6 +398,16 @@ def test_chunks_joined_and_quantized(
         assert np.array_equal(both[..., 16:], wide.reshape(rows, -1, 8))
     else:
         assert np.array_equal(found[2], wide)
+
+    # Behind other rows of a wide pass.
+    first = 17
+    layout = quantize.layout_of(unit, first + rows, warpgroups=not gated)
+    behind = [np.zeros(n, np.uint32) for n in quantize.activation_words(unit, first + rows, columns, layout) if n]
+    parts: list[Any] = [weights, sums, at, gate, sinks, *(behind if len(behind) > 1 else 3 * behind), columns]
+    run(plan.quantized(unit, layout), grid, quantize.RUN, [*parts, n_partials, window, first], seed=1)
+    last = [x[first:] for x in activations(unit, first + rows, columns, *behind)]
+    assert last[0].tobytes() == law[0].tobytes() and last[1].tobytes() == law[1].tobytes()
+    assert np.array_equal(last[2], s if unit == 256 else wide)
 
 
 def test_what_is_not_quantized_at_once() -> None:
@@ -417,6 +427,16 @@ def test_what_is_not_quantized_at_once() -> None:
 def test_partials_of_groups_are_as_many_as_a_row_can_see(partials: int, group: int, expected: int) -> None:
     seen = [(first + partials - 1) // group - first // group + 1 for first in range(2 * group)]
     assert join.group_partials(partials, group) == max(seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_partials", "expected"),
+    [(17, 4, 16), (96, 4, 48), (128, 4, 128), (128, 33, 32), (96, 33, 32), (128, 64, 16), (1000, 4, 250)],
+)
+def test_rows_of_a_launch(rows: int, n_partials: int, expected: int) -> None:
+    """As many as the memory for chunks suffices for, in parts of the same size; 16 rows of one sequence."""
+    assert attention.rows_at_once(rows, 32, 128, n_partials, True) == expected
+    assert attention.rows_at_once(rows, 32, 128, n_partials, False) == 16
 
 
 @pytest.mark.parametrize("group", [3, 12])
