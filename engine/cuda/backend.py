@@ -53,7 +53,7 @@ from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.occupant import Occupant
-from engine.cuda.runtime.plans import Plans, logits_of_prompts, padded, rows_of
+from engine.cuda.runtime.plans import Plans, decode_size, logits_of_prompts, padded, rows_of
 from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
@@ -89,7 +89,7 @@ block of such a product computes about 128 columns, whether they are used or not
 DECODE_SIZES = (DECODE_ROWS, 8, 4, 2, 1)
 """Numbers of rows of decode passes that together use every kernel."""
 
-WIDE_DECODE_SIZES = (DECODE_ANSWERS, 64, 32)
+WIDE_DECODE_SIZES = (DECODE_ANSWERS, 96, 64, 32)
 """Numbers of rows of decode passes of more answers than have drafts."""
 
 FEW_ROWS = 128
@@ -313,7 +313,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         if batch.mixed and prefill:
             asked = logits_of_prompts(n_logits)
         elif batch.mixed:
-            rows = asked = padded(batch.rows)
+            rows = asked = decode_size(batch.rows)
         elif prefill:
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
         place = self._place(batch.role, inputs)
@@ -377,8 +377,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         return NARROW_ROWS + 1 if 2 * taken > sum(weights.values()) else MANY_ANSWERS
 
     def padded_rows(self, rows: int, mixed: bool) -> int:
-        """The next power of two if the pass is mixed, else ``rows``."""
-        return padded(rows) if mixed else rows
+        """``decode_size`` if the pass is mixed, else ``rows``."""
+        return decode_size(rows) if mixed else rows
 
     def plan(
         self,
@@ -418,7 +418,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), Role.PREFILL)
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
-            wide = padded(min(model.cache.n_sequences, model.decode_answers))
+            wide = decode_size(min(model.cache.n_sequences, model.decode_answers))
             for rows in (*(rows for rows in WIDE_DECODE_SIZES if rows <= wide), *DECODE_SIZES[:-1]):
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute_kinds, batch, rows))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from engine.cuda import accept, digest
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Graph
-from engine.cuda.runtime.plans import padded
+from engine.cuda.runtime.plans import decode_size, padded
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_drafts import DeviceDrafts
 from engine.decode.device_sampler import DeviceSampler
@@ -54,7 +54,7 @@ class StepGraphs:
         drafts on the device, or None."""
         kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
         used = sum(1 + len(request.proposal) for request in requests)
-        rows = used if n == 1 else padded(used)
+        rows = used if n == 1 else decode_size(used)
         count = max(len(request.proposal) for request in requests) if drafts is not None else 0
         entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
         drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()

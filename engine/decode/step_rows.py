@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.cuda import accept
-from engine.cuda.runtime.plans import padded
+from engine.cuda.runtime.plans import decode_size
 from engine.decode.device_sampler import Rows
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.running import InFlightRequest
@@ -52,7 +52,7 @@ class StepRows:
         on_host = any(request.proposal.tokens for request in requests)
         # For a single entry, rows are in place for any number of drafts.
         wanted = entries if len(requests) > 1 else [(entries[0][0], 0)]
-        if wanted == self._placed and not on_host and (len(requests) == 1 or used == padded(used)):
+        if wanted == self._placed and not on_host and (len(requests) == 1 or used == decode_size(used)):
             return
         layout = self._layouts[self._n_layouts % LAYOUTS]
         address = self._layouts_address + 4 * accept.LAYOUT * (self._n_layouts % LAYOUTS)

@@ -56,6 +56,7 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
 from engine.cuda.attention import integer_tile
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.products import warpgroup_chain, warpgroup_matmul
+from engine.cuda.products.quantize import BLOCKS
 from engine.cuda.products.repack import repack_rows
 from engine.cuda.runtime.device import Device
 from engine.verify.comparison import Comparison
@@ -190,17 +191,18 @@ def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
             same(found, cpu.matmul_add(residual, x, weight), f"{name} {rows} x {columns}, {k} rows, added: ")
 
 
-@pytest.mark.parametrize("tiles", [4, 8, 16])
+@pytest.mark.parametrize("tiles", [4, 8, 12, 16])
 @pytest.mark.parametrize("name", together("wide", warpgroup_chain.FORMATS_OF_PLANES))
 def test_blocks_of_warpgroups(gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, tiles: int) -> None:
     """Whatever the shape of blocks and however many share the chains of a row; again and again, in graphs, too."""
+    fewest = max([17, *(8 * n + 1 for n in BLOCKS if n < tiles)])
     device = gpu.device
     if not warpgroup_chain.takes(name, device.compute_capability, device.shared_memory):
         pytest.skip("this GPU has no warpgroups")
     for rows, units in ((700, 17), (2500, 5)):
         weight = matrix(BY_NAME[name], rows, 256 * units)
         held = gpu.weight(weight)
-        for k in (4 * tiles + 1, 8 * tiles - 1, 8 * tiles):
+        for k in (fewest, 8 * tiles - 1, 8 * tiles):
             x, residual = activations(k, 256 * units), activations(k, rows, 1)
             expected = cpu.matmul_add(residual, x, weight)
             given, before = gpu.upload(x), gpu.upload(residual)

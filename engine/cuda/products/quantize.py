@@ -60,7 +60,7 @@ ALIGNED = 16
 NARROW, WIDE = 0, 1
 """Layouts of units of 256: for passes of few rows, and for the tensor-core products of a warp."""
 
-BLOCKS = (4, 8, 16)
+BLOCKS = (4, 8, 12, 16)
 """Layouts of units of 256 for the products of warpgroups: the number of tiles of 8 rows in a block."""
 
 f32 = np.float32
@@ -97,7 +97,6 @@ def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
     together = unit // 32  # warps of a unit
     wide, blocks, tiles = layout == WIDE, layout in BLOCKS, max(layout, 1)
     scales_at, sums_at, block_words = block_parts(tiles)
-    shift = tiles.bit_length() - 1
 
     @device
     def store(x, inside, t, run, columns, tops, q, d, sums):
@@ -130,8 +129,9 @@ def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
         units, n, column = I(u32(columns) // u32(unit)), I(t >> 3), I(t & 7)
         half, i = I(lane >> 4), I((lane >> 2) & 3)
         if blocks:
-            own = I(n & (tiles - 1))
-            base = I(I(I(n >> shift) * units + run) * block_words)
+            block = I(u32(n) // u32(tiles))
+            own = I(n - block * tiles)
+            base = I(I(block * units + run) * block_words)
             if lane & 3 == 0:
                 q[base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i)] = u32(word)
             if lane & 15 == 0:

@@ -108,7 +108,7 @@ class Areas:
     @property
     def stages(self) -> int:
         """Stages of activations: one in use, one that slower warps use, the others in flight."""
-        return 3 if self.shape.tiles == 16 else 5
+        return 5 if self.shape.tiles <= 8 else 3
 
     @property
     def ahead(self) -> int:

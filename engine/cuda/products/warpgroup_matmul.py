@@ -4,8 +4,8 @@ Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
 Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the blocks of
     ``engine/cuda/products/quantize.py``; out float32 [rows, R].  Up to three matrices of one format with the same activations
     are multiplied in one launch.
-Who owns what: a block owns the activation rows of a block of activations, 32, 64 or 128, and 64 weight rows for each of its
-    warpgroups, a warp 16 of them; lane 4 g + t rows g and g + 8 for columns 2 t and 2 t + 1 of each 8.  Where there would be
+Who owns what: a block owns the activation rows of a block of activations, 32, 64, 96 or 128, and 64 weight rows for each of
+    its warpgroups, a warp 16 of them; lane 4 g + t rows g and g + 8 for columns 2 t and 2 t + 1 of each 8.  Where there were
     fewer blocks than multiprocessors, several blocks share the eight chains of the same rows; ``matmul_chains`` adds these.
 Reduction order: that of ``engine/cuda/products/matmul.py``: chain = fma(da_u, value_u, chain) for the units of a chain in
     rising order, result = ((0 + chain_0) + chain_1) + ... .  The sums inside a unit are of integers, exact in any order.
@@ -37,12 +37,12 @@ f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
-MOST_GROUPS = {4: 4, 8: 3, 16: 2}
+MOST_GROUPS = {4: 4, 8: 3, 12: 2, 16: 2}
 """The most warpgroups of a block, by the tiles of 8 columns, which the registers of a thread allow."""
 
-UNIT_TIMES = {4: (0.24, 0.35), 8: (0.38, 0.48), 16: (0.0, 1.01)}
+UNIT_TIMES = {4: (0.24, 0.35), 8: (0.38, 0.48), 12: (0.0, 0.84), 16: (0.0, 1.01)}
 """Microseconds that a block needs for a unit, and more for each of its warpgroups, by the tiles of 8 columns."""
-BLOCK_TIMES, SPLIT_TIME = {4: 1.7, 8: 3.5, 16: 5.0}, 1.8
+BLOCK_TIMES, SPLIT_TIME = {4: 1.7, 8: 3.5, 12: 4.3, 16: 5.0}, 1.8
 """Microseconds to begin and to write results, and the same of blocks that share chains."""
 JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
 """Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one.
@@ -134,13 +134,14 @@ def matmul_chains(tiles: int) -> KernelCode:
     Who owns what: a thread owns the results of a lane for a tile of 8 columns.
     Grid: ``chains_grid``.
     """
-    shift, write = tiles.bit_length() - 1, _make_write(1)
+    write = _make_write(1)
 
     @cuda.jit
     def matmul_chains(chains, out0, out1, out2, residual, add, end0, end1, end2, rows0, rows1, rows2, n_chains, rows):
         let_next_begin()
         i = I(I(cuda.blockIdx.y * 8) + (cuda.threadIdx.x >> 5))
-        lane, n, tile = I(cuda.threadIdx.x & 31), I(i & (tiles - 1)), I(i >> shift)
+        lane, tile = I(cuda.threadIdx.x & 31), I(u32(i) // u32(tiles))
+        n = I(i - tile * tiles)
         wait_for_inputs()
         if tile < end2:
             first = I(cuda.blockIdx.x * end2 + tile)

@@ -140,13 +140,13 @@ def make_close(mins: bool, single: bool, n: int) -> DeviceFunction:
     """The device function close(scales, f, dots, least, acc): the floating-point part of a unit, for n tiles of columns,
     without a loop; scales are the lane's, of the first tile; acc: the chain, or if every chain is a single unit, the sum."""
     if n > 1:
-        part, further = make_close(mins, single, n // 2), n // 2
+        first, second, further = make_close(mins, single, n // 2), make_close(mins, single, n - n // 2), n // 2
         middle, end = 4 * further, 4 * n
 
         @device
         def close(scales, f, dots, least, acc):
-            part(scales, f, dots[:middle], least[:middle], acc[:middle])
-            part(advance(scales, 8 * further), f, dots[middle:end], least[middle:end], acc[middle:end])
+            first(scales, f, dots[:middle], least[:middle], acc[:middle])
+            second(advance(scales, 8 * further), f, dots[middle:end], least[middle:end], acc[middle:end])
 
         return close
 

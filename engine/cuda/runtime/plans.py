@@ -22,8 +22,13 @@ mixed, and its role."""
 
 
 def padded(rows: int) -> int:
-    """The number of rows of a mixed pass for ``rows`` rows: the next power of two, so that few graphs are needed."""
+    """The next power of two, the number of rows of many passes, so that few graphs are needed."""
     return 1 << (rows - 1).bit_length()
+
+
+def decode_size(rows: int) -> int:
+    """The number of rows of a mixed decode pass for ``rows`` rows: 96, or the next power of two."""
+    return 96 if 64 < rows <= 96 else padded(rows)
 
 
 def logits_of_prompts(n_logits: int) -> int:

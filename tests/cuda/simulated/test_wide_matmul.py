@@ -12,6 +12,7 @@ if not SIMULATED:
 
 from engine.cuda import backend
 from engine.cuda.products import repack, warpgroup_chain, warpgroup_matmul, wide_matmul
+from engine.cuda.runtime.plans import decode_size
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
 from tests.cuda.simulated.test_experts import packed
@@ -93,7 +94,9 @@ def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large:
             ("Q5_K", 32, 3, 4, 4, 2),
             # Chains of two units, the last with one.
             ("Q6_K", 32, 9, 4, 2, 4),
-            ("Q4_K", 65, 1, 16, 2, 1),
+            ("Q4_K", 97, 1, 16, 2, 1),
+            ("Q4_K", 66, 3, 12, 2, 2),
+            ("Q6_K", 96, 4, 12, 2, 1),
             ("Q4_K", 128, 4, 16, 2, 4),
             ("Q5_K", 33, 8, 8, 3, 8),
         ],
@@ -132,6 +135,8 @@ def test_blocks_of_warpgroups(
         (32, 6144, 16, (4, 3, 4)),
         (32, 4096, 48, (4, 4, 8)),
         (64, 4096, 16, (8, 2, 4)),
+        (96, 4096, 16, (12, 2, 4)),
+        (96, 24576, 16, (12, 2, 1)),
         (128, 4096, 16, (16, 2, 4)),
         (2048, 24576, 16, (16, 2, 1)),
         (2048, 4096, 16, (16, 2, 1)),
