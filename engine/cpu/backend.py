@@ -134,6 +134,10 @@ class Backend(
         """0: attention needs almost no memory besides the cache."""
         return 0
 
+    def product_bytes(self, rows: int, columns: int) -> int:
+        """0: a product needs no memory besides its activations and its result."""
+        return 0
+
     def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
         """Let ``weight`` only reserve memory until ``loaded`` reads all tensors, which calls ``progress("load", done,
         total)``."""

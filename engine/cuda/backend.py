@@ -45,7 +45,7 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.exchange import PinnedExchange
-from engine.cuda.products import dense, matmul, warpgroup_chain
+from engine.cuda.products import dense, matmul, warpgroup_chain, warpgroup_matmul
 from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
@@ -180,6 +180,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
 
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
         return self.scratch_bytes(n_head, rank, n_ctx)
+
+    def product_bytes(self, rows: int, columns: int) -> int:
+        device = self.device
+        if rows <= NARROW_ROWS or not warpgroup_chain.serves(device.compute_capability, device.shared_memory):
+            return 0
+        return warpgroup_matmul.most_chain_bytes(rows, columns, device.multiprocessors)
 
     def upload(self, array: np.ndarray) -> Tensor:
         return self._memory.upload(array)

@@ -64,8 +64,10 @@ def batch_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, n_sequences
         return 0
     rows = ops.padded_rows(answers, True)
     scratch = max(layer.mixer.scratch_bytes(ops, n_ctx, rows) for layer in config.all_layers)
+    # Prompts of so few rows have room in the memory of longer ones.
+    products = ops.product_bytes(rows, max(_row_elements(config)))
     # The logits of smaller batches stay in memory of their own.
-    return scratch + rows * (row_bytes(config) + 2 * 4 * config.n_vocab)
+    return scratch + products + rows * (row_bytes(config) + 3 * 4 * config.n_vocab)
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:
@@ -139,14 +141,19 @@ def angle_bytes(config: ModelConfig, positions: int) -> int:
     return 4 * positions * sum(rope.n_rot for rope in config.ropes)
 
 
+def _row_elements(config: ModelConfig) -> tuple[int, int]:
+    """The elements per row of the intermediate results of a mixer and of a network, at most."""
+    mixers = max(layer.mixer.row_elements for layer in config.all_layers)
+    return mixers, max(layer.network.row_elements(config.n_embd) for layer in config.all_layers)
+
+
 def row_bytes(config: ModelConfig) -> int:
     """An estimate of the memory in bytes per row that one layer needs during a pass.
 
     It includes the residual stream and the results that are added to it, the intermediate results of the mixer and of the
     network, in float32 and, for products, in int8.
     """
-    mixers = max(layer.mixer.row_elements for layer in config.all_layers)
-    networks = max(layer.network.row_elements(config.n_embd) for layer in config.all_layers)
+    mixers, networks = _row_elements(config)
     told = 3 * config.n_layer * config.n_per_layer
     streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
     taps = 2 * len(config.taps) * config.n_embd

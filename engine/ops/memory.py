@@ -47,6 +47,10 @@ class MemoryOperations(Protocol[A, M_co]):
         """The memory in bytes, not counting the cache, that attention of ``n_head`` heads over latents of ``rank`` elements
         at ``n_ctx`` positions needs in passes of up to ``rows`` rows."""
 
+    def product_bytes(self, rows: int, columns: int) -> int:
+        """An estimate of the memory in bytes, besides activations and results, that products of ``rows`` rows with matrices
+        of up to ``columns`` columns in all need."""
+
     def buffer_bytes(self) -> int:
         """The memory in bytes for the intermediate results of passes."""
 

@@ -157,9 +157,14 @@ class Areas:
         return 4 * (self.loaded + 2 * self.places * self.shape.warps)
 
 
+def serves(compute_capability: tuple[int, int], shared_memory: int) -> bool:
+    """Whether a device whose blocks may have ``shared_memory`` bytes has these products."""
+    return compute_capability == TARGET and shared_memory >= SHARED
+
+
 def takes(format: str, compute_capability: tuple[int, int], shared_memory: int) -> bool:
-    """Whether warpgroups multiply a format on a device whose blocks may have ``shared_memory`` bytes."""
-    return format in FORMATS_OF_PLANES and compute_capability == TARGET and shared_memory >= SHARED
+    """Whether warpgroups multiply a format on a device."""
+    return format in FORMATS_OF_PLANES and serves(compute_capability, shared_memory)
 
 
 # --- the pipeline ------------------------------------------------------------------------------------------------

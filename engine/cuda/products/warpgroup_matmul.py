@@ -116,6 +116,13 @@ def chain_floats(shape: TileShape, rows: int, tiles: int) -> int:
     return shape.grid(rows, tiles)[0] * tiles * CHAINS * shape.tiles * 128
 
 
+def most_chain_bytes(rows: int, columns: int, multiprocessors: int) -> int:
+    """An estimate of the most bytes of the chains that blocks share in a product of ``rows`` activation rows with ``columns``
+    weight rows: those of a matrix with a block of two warpgroups for each multiprocessor."""
+    most = min(-(-columns // 16) * 16, 128 * multiprocessors)
+    return 4 * CHAINS * -(-rows // 32) * 32 * most
+
+
 def chains_grid(shape: TileShape, rows: int, tiles: int) -> tuple[int, int]:
     """The grid of ``matmul_chains``, of blocks of 256 threads."""
     return shape.grid(rows, tiles)[0], -(-tiles * shape.tiles // 8)

@@ -147,6 +147,20 @@ def test_shapes_for_an_h200(rows: int, n_rows: int, units: int, expected: tuple[
     assert warpgroup_matmul.shape_of(rows, n_rows // 16, units, 132) == warpgroup_chain.TileShape(*expected)
 
 
+def test_rows_of_decode_passes() -> None:
+    """Powers of two, and 96, for which blocks of warpgroups have columns enough."""
+    assert [decode_size(n) for n in (2, 3, 17, 64, 65, 96, 97)] == [2, 4, 32, 64, 96, 96, 128]
+
+
+@pytest.mark.parametrize(("rows", "n_rows", "units"), [(32, 4096, 48), (64, 4096, 16), (96, 5120, 16), (128, 6144, 16)])
+def test_the_memory_of_shared_chains(rows: int, n_rows: int, units: int) -> None:
+    """Is at most what loading a model counts."""
+    for multiprocessors in (114, 132):
+        shape = warpgroup_matmul.shape_of(rows, n_rows // 16, units, multiprocessors)
+        taken = 4 * warpgroup_matmul.chain_floats(shape, rows, n_rows // 16)
+        assert shape.split > 1 and taken <= warpgroup_matmul.most_chain_bytes(rows, n_rows, multiprocessors)
+
+
 def test_matrices_side_by_side(gpu: backend.Backend) -> None:
     """Matrices of one format share a launch, three at most; others do not.  Rows are those of passes of one row."""
     matrices = [
