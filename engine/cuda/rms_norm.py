@@ -20,6 +20,7 @@ from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import advance, fma, inverse_root, let_next_begin, pointer, wait_for_inputs
 from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
@@ -142,35 +143,50 @@ def make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
     return n_x, own, inverse
 
 
+def runs_of(rows: int) -> int:
+    """The runs of a row that a block of ``rms_norm_quantize`` quantizes: several where there are enough rows to fill a GPU,
+    because each block of a row reads all of it to compute r."""
+    return 1 if rows <= NARROW_ROWS else 4 if rows <= 128 else 16
+
+
 @kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
-def rms_norm_quantize(unit: int, n: int, layout: int = NARROW) -> KernelCode:
+def rms_norm_quantize(unit: int, n: int, layout: int = NARROW, runs: int = 1) -> KernelCode:
     """Normalized x as int8 with one scale per ``unit`` values.
 
-    Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
+    Grid: (ceil(n / (256 runs)), rows); a block quantizes ``runs`` runs of 256 positions.
     """
-    store = make_store(unit, layout)
+    store, n_tops = make_store(unit, layout), WARPS * min(runs, 2)
     n_x, own_of, inverse = make_row(n)
 
     @cuda.jit
     def rms_norm_quantize(x, weight, eps, q, d, sums):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
-        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
         own = cuda.local.array(n_x, np.float32)
+        values = cuda.local.array(runs, np.float32)
+        factors = cuda.local.array(runs, np.float32)
         thread = I(cuda.threadIdx.x)
-        t, run = I(cuda.blockIdx.y), I(cuda.blockIdx.x)
+        t, first = I(cuda.blockIdx.y), I(cuda.blockIdx.x * runs)
         row = advance(x, t * n)
-        i = I(run * RUN + thread)
-        inside = i < n
-        value, factor = f32(0.0), f32(0.0)
-        if inside:
-            factor = weight[i]
+        i = I(first * RUN + thread)
+        for j in range(runs):
+            factors[j] = f32(0.0)
+            if I(i + j * RUN) < n:
+                factors[j] = weight[I(i + j * RUN)]
         wait_for_inputs()
         own_of(row, own)
-        if inside:
-            value = row[i]
+        for j in range(runs):
+            values[j] = f32(0.0)
+            if I(i + j * RUN) < n:
+                values[j] = row[I(i + j * RUN)]
         r = inverse(own, eps, chains)
-        store(value * r * factor, inside, t, run, n, tops, q, d, sums)
+        for j in range(runs):
+            run = I(first + j)
+            if runs == 1 or I(run * RUN) < n:
+                # Slow warps may still read what they have found in the run before.
+                own_tops = advance(tops, WARPS * (j & 1))
+                store(values[j] * r * factors[j], I(i + j * RUN) < n, t, run, n, own_tops, q, d, sums)
 
     return rms_norm_quantize
 

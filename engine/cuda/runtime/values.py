@@ -79,8 +79,10 @@ class Normalized(Deferred):
         """The value as int8.  If the previous launch adds a residual to get x, the new launch replaces it and adds, too."""
         to, columns = recorder.int8(unit, *self.shape, layout=layout), self.shape[1]
         if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, layout, to):
-            kernel = rms_norm.rms_norm_quantize(unit, columns, layout)
-            recorder.launch(kernel, self.run_grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to.outputs())
+            runs = rms_norm.runs_of(self.shape[0])
+            kernel = rms_norm.rms_norm_quantize(unit, columns, layout, *((runs,) if runs > 1 else ()))
+            grid = -(-columns // (quantize.RUN * runs)), self.shape[0]
+            recorder.launch(kernel, grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to.outputs())
         return to
 
 

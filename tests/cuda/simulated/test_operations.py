@@ -18,10 +18,11 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cpu.products.repack import make_records
-from engine.cuda import backend
+from engine.cuda import backend, rms_norm
 from engine.cuda.products import matmul, regroup, repack, unpack_grid
-from engine.cuda.products.quantize import activation_words
+from engine.cuda.products.quantize import NARROW, RUN, activation_words
 from engine.cuda.rows import NARROW_ROWS
+from engine.cuda.runtime.simulator import run
 from engine.gguf import grids
 from engine.gguf.quants import FORMATS, Format
 from engine.ops.activation import SWIGLU, Activation
@@ -379,6 +380,19 @@ def test_int8_in_blocks(gpu: backend.Backend, rows: int, n: int, tiles: int) -> 
     ours = by_row(256, rows, n, gpu.download(plan.result))
     for one, theirs in zip(ours, (q, d, s.astype(np.float16)), strict=True):
         same(one, theirs)
+
+
+@pytest.mark.parametrize(("unit", "n"), [(256, 1536), (32, 1184)])
+def test_a_norm_of_several_runs(unit: int, n: int) -> None:
+    """A block quantizes four runs of a row, or what is left, which is not a whole run."""
+    x, norm = activations(2, n)
+    words = [np.zeros(k, np.uint32) for k in activation_words(unit, 1, n)]
+    kernel, grid = rms_norm.rms_norm_quantize(unit, n, NARROW, 4), (-(-n // (4 * RUN)), 1)
+    run(kernel, grid, RUN, [x, norm, 1e-6, *words], seed=1)
+    q, d, _ = cpu._quantize(cpu.rms_norm(x[None], norm, 1e-6), unit)
+    ours = by_row(unit, 1, n, *words)
+    same(ours[0], q)
+    same(ours[1], d)
 
 
 @pytest.mark.parametrize(("unit", "n"), [(16, 320), (64, 192), (128, 384)])
