@@ -9,6 +9,7 @@ Bytes moved: those of a chunk to shared memory, once per block.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -133,6 +134,7 @@ def part_of(of: CacheType, d_v: int) -> int:
     return next(n for n in range(min(d_v, MOST_PART), 0, -block) if d_v % n == 0)
 
 
+@lru_cache
 def tile_of(of: CacheType, d_k: int, d_v: int, shared: int) -> IntegerTile | None:
     """The tile for a GPU whose blocks have ``shared`` bytes of shared memory; None if there is none."""
     part = part_of(of, d_v)

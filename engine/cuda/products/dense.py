@@ -3,9 +3,8 @@ matrices."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
-import numpy as np
 
 from engine.cuda.products import matmul as kernels
 from engine.cuda.products import warpgroup_chain, warpgroup_matmul, wide_matmul
@@ -86,7 +85,7 @@ def _matmul_quantized(
 ) -> None:
     entry, columns = weights[0].format, weights[0].columns
     units = columns // entry.unit
-    tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
+    tiles = list(accumulate(weight.tiles for weight in weights))
     formats = tuple(weight.format.name for weight in weights)
     spare = 3 - len(weights)
     arguments: tuple[Argument, ...] = (
@@ -120,7 +119,7 @@ def _matmul_wide(
     outputs: list[Tensor],
 ) -> None:
     entry = weights[0].format
-    tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
+    tiles = list(accumulate(weight.tiles for weight in weights))
     spare = 3 - len(weights)
     given, units = weights + weights[:1] * spare, weights[0].columns // entry.unit
     written: tuple[Argument, ...] = (

@@ -15,6 +15,8 @@ Bytes moved: the records once per block of activations; the activations once per
 A block computes as in ``engine/cuda/products/warpgroup_chain.py``.
 """
 
+from functools import lru_cache
+
 import numpy as np
 from numba import cuda
 
@@ -50,6 +52,7 @@ JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
 All these follow from products of Q4_K on an H200 (docs/notebook.md, "Products of 17 to 128 rows")."""
 
 
+@lru_cache(4096)
 def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> TileShape:
     """The shape of the blocks for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows of ``units`` units: the one
     that should take the least time, one block on a multiprocessor at a time."""

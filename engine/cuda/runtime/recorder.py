@@ -1,5 +1,6 @@
 """Recording the launches of a pass, and allocating memory for their results."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -94,7 +95,7 @@ class Recorder:
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = f32) -> Tensor:
         """An uninitialized array for a result."""
-        loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        loan = self._pool.take(math.prod(shape) * np.dtype(dtype).itemsize)
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
     def int8(self, unit: int, rows: int, columns: int, *, layout: int = quantize.NARROW) -> Int8:
