@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 
-
 from engine.cuda.products import matmul as kernels
 from engine.cuda.products import warpgroup_chain, warpgroup_matmul, wide_matmul
 from engine.cuda.rows import NARROW_ROWS

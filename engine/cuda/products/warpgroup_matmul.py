@@ -49,7 +49,8 @@ BLOCK_TIMES, SPLIT_TIME = {4: 1.7, 8: 3.5, 12: 4.3, 16: 5.0}, 1.8
 JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
 """Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one.
 
-All these follow from products of Q4_K on an H200 (docs/notebook.md, "Products of 17 to 128 rows")."""
+All these follow from products of Q4_K on an H200 (docs/notebook.md, "Products of 17 to 128 rows"), but for those of 12 tiles,
+which lie between the others."""
 
 
 @lru_cache(4096)
