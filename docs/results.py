@@ -161,14 +161,13 @@ def gemma4() -> Iterator[str]:
 
 def users() -> Iterator[str]:
     """Rates of many users, beside llama.cpp's."""
-    counts = ("1", "8", "16", "32", "64", "128")
+    counts = ("1", "8", "16", "32", "64", "96", "128")
     ours, before, theirs = "h200-users", "h200-users-16-rows", "h200-users-llama-cpp"
     rows: list[list[object]] = [
         [name, *(rate(ours, name, n) for n in counts)]
-        for name in ("Qwen3-8B", "passes of 16 rows", "prompts", "prompts, one in a pass")
+        for name in ("Qwen3-8B", "llama.cpp", "prompts", "prompts, llama.cpp")
     ]
     rows.insert(2, ["median from token to token, ms", *data()[ours]["ms_between_tokens"]])
-    rows.insert(2, ["llama.cpp", *(rate(theirs, "Qwen3-8B", n) for n in counts)])
     mixture = "Qwen3-30B-A3B"
     rows.append([f"{mixture}, passes of 16 rows", *(rate(before, mixture, n) for n in counts)])
     rows.append(["llama.cpp", *(rate(theirs, mixture, n) for n in counts)])
@@ -176,11 +175,11 @@ def users() -> Iterator[str]:
 
 
 def many_users() -> Iterator[str]:
-    """A sentence about 16 users."""
-    one, sixteen = rate("h200-users", "Qwen3-8B", "1"), rate("h200-users", "Qwen3-8B", "16")
-    together, most = ratio(sixteen, one, 1), rate("h200-users", "Qwen3-8B", "128")
+    """A sentence about 16 and 128 users."""
+    one, sixteen, most = (rate("h200-users", "Qwen3-8B", n) for n in ("1", "16", "128"))
+    times_one, theirs = ratio(sixteen, one, 1), ratio(most, rate("h200-users", "llama.cpp", "128"), 1)
     yield f"Several answers at the same time share the weights that a pass reads: 16 users of Qwen3-8B get {sixteen}"
-    yield f"tokens per second, {together} times what one gets alone, and 128 users {most}."
+    yield f"tokens per second, {times_one} times what one gets alone, and 128 users {most}, {theirs} times llama.cpp's."
     yield "[Continuous batching](batching.md#figures) has the table."
 
 
@@ -220,20 +219,23 @@ def cpu_memory() -> Iterator[str]:
 def glance() -> Iterator[str]:
     """Speeds relative to llama.cpp's."""
     rows: list[list[object]] = []
+    latest = "h200-default", "i8"
     for model, at, answers, prompt, prompt_there in (
-        ("Qwen3-8B", "4096", ("h200-depth", "f16"), ("h200-depth", "f16"), ("h200-depth", "f16")),
+        ("Qwen3-8B", "4096", latest, latest, latest),
         ("Qwen3.6-27B", "8192", ("h200-hybrids", ""), ("h200-prompts-later", ""), ("h200-prompts", "")),
         ("Qwen3.6-35B-A3B", "8192", ("h200-hybrids", ""), ("h200-prompts", ""), ("h200-prompts", "")),
         ("Gemma 4 12B", "8192", ("h200-gemma4", "12B, f16"), ("h200-prompts", ""), ("h200-prompts", "")),
     ):
         row: list[object] = [model, "H200"]
         for (run, key), test in (
-            (answers, "tg128"),
-            (answers, f"tg128@{at}"),
+            (answers, "tg"),
+            (answers, f"tg@{at}"),
             (prompt, "pp2048"),
             (prompt_there, f"pp2048@{at}"),
         ):
-            row.append(times(rate(run, key or model, test), rate("h200-llama-cpp", model, test)))
+            rival = (run, "llama.cpp", "tg64") if answers is latest else ("h200-llama-cpp", model, "tg128")
+            each = test.replace("tg", rival[2])
+            row.append(times(rate(run, key or model, each), rate(*rival[:2], each)))
         rows.append([*row[:3], at, *row[3:]])
     for model in CPU:
         tests = ("tg64, threads: 2", "pp256, threads: 2")
@@ -261,22 +263,19 @@ def engines(model: str) -> list[str]:
 
 
 def readme_gpu() -> Iterator[str]:
-    """Qwen3-8B on a GPU."""
+    """Qwen3-8B on a GPU, with the default cache and with float16."""
     rows: list[list[object]] = []
-    for name, run, kind, test in (
-        ("answer, at the start", "h200-depth", "f16", "tg128"),
-        ("answer, after 4096 tokens", "h200-depth", "f16", "tg128@4096"),
-        ("answer, after 32 768 tokens", "h200-depth", "f16", "tg128@32768"),
-        ("the same with a cache of `i8`", "h200-i8-answers", "i8", "tg128@32768"),
-        ("prompt of 2048 tokens, at the start", "h200-depth", "f16", "pp2048"),
-        ("prompt of 2048 tokens, after 4096 others", "h200-depth", "f16", "pp2048@4096"),
-        ("the same with a cache of `i8`", "h200-integer-caches", "i8", "pp2048@4096"),
-        ("prompt of 2048 tokens, after 32 768 others", "h200-depth", "f16", "pp2048@32768"),
-        ("the same with a cache of `i8`", "h200-integer-caches", "i8", "pp2048@32768"),
+    for name, test in (
+        ("answer, at the start", "tg64"),
+        ("answer, after 4096 tokens", "tg64@4096"),
+        ("answer, after 32 768 tokens", "tg64@32768"),
+        ("prompt of 2048 tokens, at the start", "pp2048"),
+        ("prompt of 2048 tokens, after 4096 others", "pp2048@4096"),
+        ("prompt of 2048 tokens, after 32 768 others", "pp2048@32768"),
     ):
-        ours, theirs = rate(run, kind, test), rate("h200-llama-cpp", "Qwen3-8B", test)
-        rows.append([name, ours and spaced(round(ours.value)), theirs, ratio(ours, theirs)])
-    return table(["tokens per second", "ours", "llama.cpp", "ratio"], rows)
+        ours, wide, theirs = (rate("h200-default", kind, test) for kind in ("i8", "f16", "llama.cpp"))
+        rows.append([name, *(each and spaced(round(each.value)) for each in (ours, wide, theirs)), ratio(ours, theirs)])
+    return table(["tokens per second", "ours", "with an `f16` cache", "llama.cpp", "ratio"], rows)
 
 
 def divided() -> Iterator[str]:
