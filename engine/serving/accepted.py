@@ -155,7 +155,7 @@ RESPONSES = (
         (
             *(*COMMON, *SAMPLING, *FORM, "input", "instructions", "include", "text", "reasoning", "tools"),
             *("tool_choice", "parallel_tool_calls", "chat_template_kwargs", "top_logprobs", "max_output_tokens"),
-            *("stop", "metadata", "user", "safety_identifier", "prompt_cache_key", "store", "truncation"),
+            *("stop", "metadata", "user", "safety_identifier", "prompt_cache_key", "store", "truncation", "receipt"),
         ),
         idle=(
             *("access_programs", "background_options", "context_management", "image", "max_tool_calls", "moderation"),
@@ -180,7 +180,7 @@ RESPONSES = (
 MESSAGES = _table(
     (
         *(*COMMON, *SAMPLING, "max_tokens", "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences"),
-        "output_config",
+        *("output_config", "receipt"),
     ),
     ("output_format", "mcp_servers"),
     ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed"),

@@ -113,7 +113,8 @@ class Answer(Listener):
         self._called = False
         self._with_logprobs = ask.logprobs is not None
         self._stop = ask.stop
-        #: The number of tokens of a receipt; None: all that were computed.
+        #: The number of tokens up to the one that ended it, if the request names that, or a stop text; None: all that were
+        #: computed.
         self._n_receipt: int | None = None
         #: Tokens of thoughts so far.
         self.n_reasoning = 0
@@ -293,5 +294,7 @@ class Answer(Listener):
     @property
     def n_completion(self) -> int:
         """Tokens of the answer that were sent, with the one that ended it."""
-        ended = bool(self.finish_reason) and self.generation.finish_reason == "stop" and not self.stop_text
+        # One that the request names, or that completes a stop text, was sent, whatever was computed after it.
+        sent = bool(self.stop_text) or self._n_receipt is not None
+        ended = bool(self.finish_reason) and self.generation.finish_reason == "stop" and not sent
         return self._taken + int(ended)

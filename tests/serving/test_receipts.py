@@ -1,5 +1,6 @@
 """Receipts and scores over HTTP."""
 
+import asyncio
 import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,10 @@ import pytest
 
 from engine import LLM
 from engine.receipts.form import chain_of, problem_of
+from engine.serving.answer import Answer, Ask
+from engine.serving.driver import Listener, News
+from engine.serving.permitted import Permitted
+from engine.tools.formats.plain import plain
 
 httpx = pytest.importorskip("httpx")
 
@@ -67,6 +72,54 @@ def test_answers_have_receipts(ask: Any, llm: LLM, route: str, options: dict[str
     assert (status, answer["same"], answer["problem"]) == (200, True, "")
 
 
+@pytest.mark.parametrize("options", [CASES["plain"], CASES["stop tokens"]], ids=["plain", "stop tokens"])
+def test_responses_and_messages_have_the_receipts_of_chats(server: str, ask: Any, options: dict[str, Any]) -> None:
+    more = options | {"seed": 3, "receipt": True}
+    expected = ask("chat/completions", CHAT | more | {"max_tokens": 16})[1]["choices"][0]["receipt"]
+    bodies = {
+        "responses": {"input": CODE, "max_output_tokens": 16} | more,
+        "messages": CHAT | {"max_tokens": 16} | more,
+    }
+    for route, body in bodies.items():
+        status, answer = ask(route, body)
+        assert status == 200
+        assert answer["receipt"] == expected
+        assert len(expected["tokens"]) == answer["usage"]["output_tokens"]
+        with httpx.stream("POST", f"{server}/v1/{route}", json=body | {"stream": True}, timeout=300) as stream:
+            lines = [
+                json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line.startswith("data: {")
+            ]
+        events = {line["type"]: line for line in lines}
+        ended = events["message_delta"] if route == "messages" else lines[-1]["response"]
+        assert ended["receipt"] == expected
+
+
+def test_what_was_computed_after_the_end_does_not_count(llm: LLM) -> None:
+    """A token that the request names ends an answer, and the model has ended it, too, before this is noticed."""
+
+    class Ahead:
+        """A driver whose tokens are all there at once."""
+
+        def submit(self, listener: Listener) -> None:
+            listener.receive(News(listener, [70, 71], True, None))
+
+    ask = Ask(llm.tokenize(CODE), plain, permitted=Permitted(ends=frozenset([71])))
+    generation = llm.generate(CODE, max_tokens=2, seed=1)
+    generation.finish_reason = "stop"
+
+    async def read() -> Answer:
+        answer = Answer(llm, Ahead(), ask, 0, generation, 9)  # type: ignore[arg-type]
+        async for _ in answer:
+            pass
+        return answer
+
+    answer = asyncio.run(read())
+    assert (answer.finish_reason, answer.n_completion) == ("stop", 2)
+    ask.permitted = Permitted()
+    answer = asyncio.run(read())
+    assert (answer.finish_reason, answer.n_completion) == ("stop", 3)  # with the one of the model, which has no text
+
+
 def test_company_and_streams_do_not_show(server: str, ask: Any) -> None:
     bodies = [{"prompt": CODE, "max_tokens": 24, "seed": i, "receipt": True} for i in range(6)]
     alone = [ask("completions", body)[1]["choices"][0]["receipt"] for body in bodies]
@@ -92,7 +145,7 @@ def test_what_was_changed_is_found(ask: Any) -> None:
 def test_what_has_no_receipt_is_refused(ask: Any) -> None:
     for route, body, word in [
         ("completions", {"prompt": "x", "receipt": True, "min_tokens": 2}, "min_tokens"),
-        ("messages", CHAT | {"max_tokens": 2, "receipt": True}, "receipt"),
+        ("messages", CHAT | {"max_tokens": 2, "min_tokens": 2, "receipt": True}, "min_tokens"),
         ("verify", {"receipt": 3}, "must be an object"),
         ("verify", {}, "receipt"),
     ]:

@@ -57,7 +57,9 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
         "max_tokens": clamped(most, llm, len(prompt.ids)),
         "grammar": form or await calls_grammar(choice, llm, prompt, limits, text),
     }
-    return Ask(prompt.ids, prompt.parser, options, stop=stop, permitted=read_permitted(fields, llm))
+    if receipt := fields.flag("receipt", False):
+        await served.fingerprint()  # which a receipt contains
+    return Ask(prompt.ids, prompt.parser, options, stop=stop, permitted=read_permitted(fields, llm), receipt=receipt)
 
 
 async def read_conversation(
@@ -104,7 +106,7 @@ async def _whole(answers: list[Answer], served: Served) -> dict[str, Any]:
     async for _, delta in merged(answers):
         written += blocks.feed(delta.events)
     written += blocks.end()
-    return _head(answer, served) | {"content": joined(written)} | ending_of(answer)
+    return _head(answer, served) | {"content": joined(written)} | ending_of(answer) | answer.receipt()
 
 
 async def _events(answers: list[Answer], served: Served) -> AsyncIterator[str]:
@@ -120,5 +122,6 @@ async def _events(answers: list[Answer], served: Served) -> AsyncIterator[str]:
             yield sse(event, event["type"])
     for event in blocks.end():
         yield sse(event, event["type"])
-    yield sse({"type": "message_delta", "delta": ending_of(answer), "usage": usage_of(answer)}, "message_delta")
+    ended = {"type": "message_delta", "delta": ending_of(answer), "usage": usage_of(answer), **answer.receipt()}
+    yield sse(ended, "message_delta")
     yield sse({"type": "message_stop"}, "message_stop")

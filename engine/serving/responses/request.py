@@ -69,6 +69,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
         logprobs=top if LOGPROBS in included else None,
         stop=read_stop(fields, limits),
         permitted=read_permitted(fields, llm),
+        receipt=fields.flag("receipt", False),
     )
     id = secrets.token_hex(12)
     head: dict[str, Any] = {

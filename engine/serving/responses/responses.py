@@ -93,7 +93,7 @@ class Reply:
             "output_tokens_details": counts["completion_tokens_details"],
             "total_tokens": counts["total_tokens"],
         }
-        more = {"usage": usage, "timings": timings_of(answer)}
+        more = {"usage": usage, "timings": timings_of(answer), **answer.receipt()}
         if answer.finish_reason == "length":
             return self._state("incomplete", incomplete_details={"reason": "max_output_tokens"}, **more)
         return self._state("completed", completed_at=int(time.time()), **more)
