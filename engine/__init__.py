@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from engine.stream import Stream
     from engine.text.template.chat import ChatTemplate
     from engine.tools.call import ToolCall
+    from engine.trace.trace import Trace
     from engine.version import __version__
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "TokenLogprob",
     "TokenizerError",
     "ToolCall",
+    "Trace",
     "UsageError",
     "Verification",
     "__version__",
@@ -77,6 +79,7 @@ _HOMES = {
     "Options": "options",
     "ChatOptions": "options",
     "ToolCall": "tools.call",
+    "Trace": "trace.trace",
     "SpeculationParams": "speculative.params",
     "ChatTemplate": "text.template.chat",
     "__version__": "version",

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
+from engine.arrays import Array, Batch
 from engine.cache.pages import NoPages
 from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
@@ -23,10 +24,14 @@ from engine.limits import MOST_LOGITS
 from engine.locking import IN_USE, Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import recurrent_bytes, snapshot_bytes
+from engine.ops.executor import Forward
 from engine.sampling.finite import check_rows
 from engine.sampling.sampler import SamplerParams
 from engine.speculative.history import Histories
 from engine.text.tokenizer import Tokenizer
+from engine.trace.tracer import Tracer
+
+R = TypeVar("R")
 
 CLOSED = "this model is closed; open it again with engine.load()."
 
@@ -75,6 +80,8 @@ class CachedModel:
         self.histories = Histories()
         #: The steps of ``device_steps``, once they were wanted.
         self._device_steps: Steps | None = None
+        #: What traces tokens, once one was traced.
+        self._tracer: Tracer | None = None
         self.core = EngineCore(self)
         #: The function of the user that may be running in the middle of a pass, and its thread.
         self._caller, self._thread = "", 0
@@ -333,20 +340,45 @@ class CachedModel:
         before, and slots that nobody uses are cleared if pages run out.  Raises NotFinite."""
         if not slot.sequence.intact:
             self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
-        while True:
-            try:
-                part = PrefillSlice(slot, tokens.tolist(), n_logits, stops)
-                passing = PrefillPass(self.model, [part])
-                break
-            except NoPages:
-                self.core.interrupt()
-                if not self.slots.free_pages(besides=slot):
-                    raise
+        part = PrefillSlice(slot, tokens.tolist(), n_logits, stops)
+        passing = self.with_pages(slot, lambda: PrefillPass(self.model, [part]))
         passing.advance(passing.pieces)
         (logits,) = passing.finish()
         part.commit()
         check_rows(logits, slot.sequence.length - len(logits))
         return logits
+
+    @in_turn
+    def read_by(self, ids: Sequence[int], forward: Forward[Array], salt: str = "") -> tuple[Slot, np.ndarray]:
+        """Make the cache hold exactly ``ids`` with a salt.  A pass of its own, whose operations are ``forward``, reads the
+        last of them.  Returns the slot, and the result of this pass for one row."""
+        tokens = self._checked(ids)
+        if tokens.size > 1:
+            self._read(ids[:-1], 0, None, salt)
+            slot = self.slots.current
+        else:
+            slot = self._own_slot(tokens, salt)
+            slot.clear()
+            self.slots.use(slot)
+        position = np.array([tokens.size - 1], np.int32)
+        self.with_pages(slot, lambda: self.model.prepare(tokens.size - 1, 1, slot.sequence))
+        batch = Batch(tokens[-1:], position, np.array([slot.sequence.slot], np.int32))
+        result = self.model.ops.run(forward, batch, 1)
+        assert result is not None
+        slot.sequence.commit(tokens[-1:].tolist())
+        slot.sequence.settle()
+        return slot, result
+
+    def with_pages(self, slot: Slot, call: Callable[[], R]) -> R:
+        """The result of ``call()``, which is called again while it raises NoPages and other slots than ``slot``, which nobody
+        uses, can be cleared."""
+        while True:
+            try:
+                return call()
+            except NoPages:
+                self.core.interrupt()
+                if not self.slots.free_pages(besides=slot):
+                    raise
 
     def check_open(self) -> None:
         """Raise UsageError if the model has been closed."""

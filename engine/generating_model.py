@@ -268,7 +268,7 @@ class GeneratingModel(CachedModel):
                 self.model = cast(Model, Closed())
                 self.cache = cast(KVCache, Closed())
                 self.core = cast(EngineCore, Closed())
-                self._device_steps = None
+                self._device_steps = self._tracer = None
                 self.slots.close()
                 if isinstance(draft, DraftModel):
                     draft.llm.close()

@@ -2,18 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from engine.checks import function
+from engine.checks import function, require, token_ids, whole
 from engine.compile.pool import compile_all
 from engine.documented import Documented
 from engine.embeddings import Embeddings
 from engine.errors import UsageError
 from engine.gguf.file import GGUF
+from engine.limits import MOST_DRAFTS
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
@@ -27,6 +28,8 @@ from engine.speculative.mtp import MTPDraft
 from engine.text.rerank import RerankPrompt
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from engine.trace.trace import Trace
+from engine.trace.tracer import Tracer
 
 
 class LLM(Embeddings, metaclass=Documented):
@@ -99,6 +102,7 @@ class LLM(Embeddings, metaclass=Documented):
             "rank",
             "score",
             "verify",
+            "trace",
             "tokenize",
             "detokenize",
             "logits",
@@ -219,6 +223,79 @@ class LLM(Embeddings, metaclass=Documented):
         given = read_receipt(receipt) if isinstance(receipt, str | os.PathLike) else receipt
         with self.answering():
             return replay(self, given, on_prefill)
+
+    # --- a look inside -----------------------------------------------------------------------------------------
+
+    def trace(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        token: int = -1,
+        top: int = 5,
+        drafts: int = 3,
+        on_prefill: Callable[[int, int], None] | None = None,
+        cache_salt: str = "",
+    ) -> Trace:
+        """Follow one token through the layers: what a pass computes for it on the way to the logits.
+
+        The numbers are those of the pass itself, whose logits have the bits of any other pass; only the weights of attention,
+        which no kernel holds, are computed from its queries and the keys in the cache. Other threads wait while the token is
+        read, but not while the text before it is.
+
+        Parameters
+        ----------
+        prompt : str or sequence of int
+            Text or token ids.
+        token : int
+            The number of the token, from 0; negative numbers count from the end. What follows it is not read.
+        top : int
+            How many of the most probable tokens to list after each layer, at least 1.
+        drafts : int
+            The most drafts after the token, from the draft model or from the model's own layer, or else from the text itself,
+            to verify; 0: none.
+        on_prefill : callable, optional
+            Called as ``on_prefill(done, total)``, in tokens, while the text is read. It must not use the model.
+        cache_salt : str
+            As in :meth:`generate`.
+
+        Returns
+        -------
+        Trace
+            The residual stream, the attention, the experts and the states of each layer, and the drafts.
+
+        Raises
+        ------
+        UsageError
+            If an argument is out of range or of a wrong type, if the model is divided between devices, or if it is closed.
+        ContextError
+            If the text does not fit into the context.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> trace = llm.trace("def add(a, b):\\n    return")
+        >>> [layer.stream.lens[0].text for layer in trace.layers][-1]
+        ' a'
+        """
+        self.check_open()
+        self.check_generates()
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        self.check_ids(ids)
+        n, n_vocab = len(ids), self.config.n_vocab
+        at = whole("token", token)
+        require(-n <= at < n, "token", f"{-n} to {n - 1}, for the {n} tokens of the prompt", token)
+        require(1 <= whole("top", top) <= n_vocab, "top", f"between 1 and {n_vocab}", top)
+        require(0 <= whole("drafts", drafts) <= MOST_DRAFTS, "drafts", f"between 0 and {MOST_DRAFTS}", drafts)
+        read = ids[: at % n + 1]
+        if self._tracer is None:
+            self._tracer = Tracer(self.model)
+        with self.answering():
+            if len(read) > 1:
+                before: dict[str, Any] = {"max_tokens": 0, "on_prefill": on_prefill, "cache_salt": cache_salt}
+                self._finished(self.generate(read[:-1], **before), False)
+            with self.lock:
+                return self._tracer.trace(self, read, top, drafts, cache_salt)
 
     # --- opening and closing -----------------------------------------------------------------------------------
 

@@ -138,6 +138,7 @@ def documented() -> Iterator[tuple[str, Any]]:
         "LLM.stream_chat",
         "LLM.score",
         "LLM.verify",
+        "LLM.trace",
         "LLM.save_state",
         "LLM.load_state",
         "LLM.tokenize",

@@ -90,7 +90,7 @@ class Model(Loader):
         super().__init__(config, gguf, ops, n_ctx)
         self.placement = placement
         #: The parts of each layer, which every pass goes through.
-        self._parts = [parts_of(config, il) for il in range(config.n_layer)]
+        self.parts = [parts_of(config, il) for il in range(config.n_layer)]
         self._loaders: dict[Ops, Loader] = {ops: self}
         #: Loaders of other files, whose rotation angles its passes use, too.
         self.further: list[Loader] = []
@@ -586,11 +586,11 @@ class Model(Loader):
         """
         ops, config = self.ops, self.config
         if self.drafter is None:
-            return self._normed_head(self._wanted(x, batch, n_logits)) if n_logits else None
+            return self.logits_of(self._wanted(x, batch, n_logits)) if n_logits else None
         if self.fusion is not None or config.streams is not None or not config.mtp_normed:
             # The drafter needs the residual stream of all tokens, before several layers or after the last one.
             self.drafter.follow(batch, x if self.fusion is None else self.fusion.apply(ops, taps))
-            return self._normed_head(self._wanted(x, batch, n_logits)) if n_logits else None
+            return self.logits_of(self._wanted(x, batch, n_logits)) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
         x = ops.plain(self.output_norm.apply(ops, x))
         self.drafter.follow(batch, x)
@@ -604,7 +604,9 @@ class Model(Loader):
         rows = replace(batch, positions=batch.ends, sequences=self._nowhere[:n_logits])
         return self.ops.rows_before(x.reshape(1, *x.shape), rows)
 
-    def _normed_head(self, x: Array) -> Array:
+    def logits_of(self, x: Array) -> Array:
+        """The logits for the residual stream x [rows, width] after the last layer, or after another one: float32 [rows,
+        n_vocab]."""
         return self._head(self.normed(x))
 
     def normed(self, x: Array) -> Value:
@@ -632,7 +634,7 @@ class Model(Loader):
 
     def block(self, il: int, x: Array, batch: Batch[Array]) -> Array:
         """Compute layer ``il``: the residual stream after it from the residual stream x before it, float32 [rows, n_embd]."""
-        for part in self._parts[il]:
+        for part in self.parts[il]:
             x = (self.mix if part.mixer else self.feed)(self.ops, il, x, batch)
         return x
 
