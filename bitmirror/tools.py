@@ -8,6 +8,7 @@ TOOLS = {
     "models": ("engine.cli.models", "list, fetch, verify and remove named models"),
     "bench": ("engine.bench", "measure how fast a model reads and generates"),
     "verify": ("engine.cli.verify", "replay a receipt: whether a model gives an answer, bit by bit"),
+    "trace": ("engine.cli.trace", "follow one token through the layers of a model"),
     "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),
     "synthetic": ("engine.cli.synthetic", "write a random model of a real shape"),
     "compile": ("engine.cli.compile", "compile a model's GPU kernels on a machine without a GPU"),

@@ -13,7 +13,7 @@ import pytest
 
 from bitmirror import completion
 from engine import bench, parity
-from engine.cli import embed, flags, models, serve_flags, synthetic, verify
+from engine.cli import embed, flags, models, serve_flags, synthetic, trace, verify
 from engine.cli.compile import parser as compile_parser
 from engine.cli.texts import unescape
 from engine.errors import EngineError, named_by_flags
@@ -181,6 +181,7 @@ def test_a_command_line_parses(
         "parity": check_parity,
         "embed": lambda args: embed.parser().parse_args(args),
         "verify": lambda args: verify.parser().parse_args(args),
+        "trace": lambda args: trace.parser().parse_args(args),
         "models": lambda args: check_models(args, monkeypatch),
         "synthetic": lambda args: check_synthetic(args, monkeypatch),
         "completion": lambda args: completion.parser().parse_args(args),

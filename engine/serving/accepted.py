@@ -302,8 +302,19 @@ POOLED: Mapping[str, Table] = {
 """The fields of each route that turns texts into vectors or scores."""
 
 
-EVIDENCE: Mapping[str, Table] = {"/v1/score": SCORE, "/v1/verify": _table(("model", "receipt"), changing=())}
-"""The fields of each route that says how probable a text is, or whether an answer is true."""
+TRACE = _reading(
+    CHAT,
+    *(*FORM, "response_format", "model", "messages", "tools", "tool_choice", "parallel_tool_calls"),
+    *("continue_final_message", "add_generation_prompt", "reasoning_effort", "chat_template_kwargs", "cache_salt"),
+    "top_logprobs",
+) | {name: Rule(Effect.OBEYED) for name in ("input", "answer", "token", "drafts")}
+
+EVIDENCE: Mapping[str, Table] = {
+    "/v1/score": SCORE,
+    "/v1/verify": _table(("model", "receipt"), changing=()),
+    "/v1/trace": TRACE,
+}
+"""The fields of each route that says how probable a text is, whether an answer is true, or how a token was computed."""
 
 
 def table_of(path: str) -> Table:

@@ -48,6 +48,7 @@ from engine.serving.scoring import score
 from engine.serving.served import Spec
 from engine.serving.state import State
 from engine.serving.streams import Disconnected
+from engine.serving.tracing import trace
 from engine.serving.verification import verify
 
 log = logging.getLogger("bitmirror.serving")
@@ -130,6 +131,7 @@ def routes() -> list[Route]:
         *_openai("/completions", completions, "POST"),
         *_openai("/score", score, "POST"),
         *_openai("/verify", verify, "POST"),
+        *_openai("/trace", trace, "POST"),
         *_openai("/embeddings", embeddings, "POST"),
         *(route for name in ("/rerank", "/reranking") for route in _openai(name, rerank, "POST")),
         *_openai("/models", list_models, "GET"),

@@ -81,7 +81,7 @@ class _Begun(NamedTuple):
 async def _begun(
     request: Request, state: State, fields: Fields, read: Callable[[Fields, Served], Awaitable[Plan]]
 ) -> _Begun:
-    salt = _salt(request, fields)
+    salt = salt_of(request, fields)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(state.models.use(fields.text("model")))
         await grow_for_tokens(request, fields, served.llm.tokenizer)
@@ -173,7 +173,7 @@ def _size(plan: Plan, answers: Sequence[Answer]) -> int:
     return TOKEN_BYTES * n_tokens * (1 + max(ask.logprobs or 0 for ask in plan.asks))
 
 
-def _salt(request: Request, fields: Fields) -> str:
+def salt_of(request: Request, fields: Fields) -> str:
     """The salt of what the cache holds of a request: only requests with the same key, if there are several, and the same
     ``cache_salt`` share it."""
     given = fields.text("cache_salt")

@@ -70,7 +70,7 @@ def _scores(index: int, answer: Answer, tokenizer: Tokenizer, top: int) -> Mappi
 
 
 def _likely(score: TokenLogprob, tokenizer: Tokenizer) -> Sequence[Mapping[str, Any]]:
-    return [{"id": other.id} | logprob_of(tokenizer, other) for other in score.top]
+    return [logprob_of(tokenizer, other) for other in score.top]
 
 
 async def _no_chunks(answers: list[Answer]) -> AsyncIterator[str]:

@@ -50,7 +50,7 @@ class Served:
         self.driver = Driver(llm, loop)
         self.embedder = Embedder(llm, limits.queue)
         self.limits = limits
-        #: Held while a receipt is replayed; how many are replayed or wait for that.
+        #: Held while a receipt is replayed or a token is traced; how many requests do so or wait for that.
         self.replaying, self.n_replays = asyncio.Semaphore(1), 0
         self._closing = False
         self._fingerprint: Future[str] = Future()

@@ -28,7 +28,7 @@ async def _answer(fields: Fields, served: Served) -> Mapping[str, Any]:
         raise fields.refuse("receipt", "must be an object: the receipt of an answer")
     if served.n_replays >= served.limits.queue:
         problem = (
-            f"{served.n_replays} receipts wait and this server lets {served.limits.queue} wait (--queue); try later."
+            f"{served.n_replays} requests wait and this server lets {served.limits.queue} wait (--queue); try later."
         )
         raise Refusal(problem, 503, retry_after=5)
     fingerprint = await served.fingerprint()

@@ -182,7 +182,7 @@ def _probabilities(tokens: list[TokenLogprob], served: Served, ask: Ask) -> dict
         return {}
 
     def entry(token: TokenLogprob) -> dict[str, Any]:
-        return {"id": token.id, **logprob_of(served.llm.tokenizer, token)}
+        return logprob_of(served.llm.tokenizer, token)
 
     found = [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
     return {"completion_probabilities": found}

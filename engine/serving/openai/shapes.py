@@ -61,9 +61,9 @@ def finite(value: float) -> float:
 
 
 def logprob_of(tokenizer: Tokenizer, token: TokenLogprob) -> dict[str, Any]:
-    """A token with its log-probability and its bytes, which may be a part of a character."""
+    """A token with its id, its log-probability and its bytes, which may be a part of a character."""
     data = tokenizer.token_bytes(token.id, special=True)
-    return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(data)}
+    return {"id": token.id, "token": token.text, "logprob": finite(token.logprob), "bytes": list(data)}
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> Mapping[str, Any]:
