@@ -340,6 +340,39 @@ def test_tokens_and_their_alternatives(web: Page, url: str) -> None:
     assert web.run(f"!!{LAST}.querySelector('.markdown')") and "tokens" not in last(web)
 
 
+def test_a_token_is_traced(web: Page, url: str) -> None:
+    """By the keyboard, as the server traces it for another client, also on a phone."""
+    say(web)
+    web.click("button", "Tokens")
+    web.wait("document.querySelector('.tokens')")
+    web.run("document.querySelectorAll('.tokens .token')[2].focus()")
+    web.press("Enter")
+    web.wait("document.querySelector('.traced table')")
+    options: dict[str, Any] = {"logprobs": True, "top_logprobs": 5}
+    tokens = asked(url, **options)["choices"][0]["logprobs"]["content"]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "answer": [token["id"] for token in tokens[:2]]}
+    expected = httpx.post(url + "v1/trace", json=body, timeout=60).json()
+    rows = web.run(
+        "[...document.querySelectorAll('.traced tbody tr')].map((row) => row.cells[1].querySelectorAll('code').length)"
+    )
+    assert rows == [5] * (1 + len(expected["layers"]))
+    said = web.run("[...document.querySelectorAll('.traced tbody tr:last-child code')].map((each) => each.textContent)")
+    shown = [each["text"].replace(" ", "·").replace("\n", "↵") for each in expected["layers"][-1]["lens"]]
+    assert said == shown
+    assert expected["layers"][-1]["lens"][0]["logprob"] == tokens[2]["top_logprobs"][0]["logprob"]
+    assert "token 3" in web.run("document.querySelector('.traced h3').textContent")
+    heads = "[...document.querySelectorAll('.traced details')][0]"
+    web.run(f"{heads}.querySelector('summary').focus()")
+    web.press("Enter")
+    assert web.run(f"{heads}.open && {heads}.querySelectorAll('li').length") == len(expected["layers"][0]["heads"])
+    web.look(*PHONE)
+    assert web.run("document.documentElement.scrollWidth") <= PHONE[0]
+    # The button does the same for the token that is shown.
+    web.run("document.querySelector('.tokens .token').focus()")
+    web.click(".alternatives button", "Trace")
+    web.wait("document.querySelector('.traced h3')?.textContent.includes('token 1')")
+
+
 def test_a_key_is_asked_for_and_kept_in_the_tab_only(window: Page) -> None:
     with live(app([Spec("pycoder", lambda: bundled(1, 256))], keys=["secret"])) as (host, port):
         window.look(1280, 900)

@@ -2,24 +2,31 @@
 import { events } from "./api.js";
 import { fields } from "./settings.js";
 
+// The body of the request for an answer, without how it is sent.
+export function request(conversation, message, settings) {
+  const { system } = settings;
+  const before = conversation.before(message).filter((each) => each.role === "user" || each.content);
+  return {
+    messages: [
+      ...(system.trim() ? [{ role: "system", content: system }] : []),
+      ...before.map(({ role, content }) => ({ role, content })),
+    ],
+    ...fields(settings, message.seed),
+  };
+}
+
 // Fill an answer of a conversation, whose seed is `message.seed`. It grows while it is received; `onchange` is called each
 // time. Afterwards `message.finish` says why it ended: "stop", "length", "stopped" by the user, or "error", with
 // `message.error`. Throws ServerError with status 401 if the API key is missing or wrong.
 export async function receive(conversation, message, { signal, logprobs, onchange }) {
-  const { system } = conversation.settings;
   message.content = "";
   for (const name of ["reasoning", "error", "finish", "tokens", "receipt", "stats"]) delete message[name];
   try {
     const settings = { ...conversation.settings, logprobs: logprobs || conversation.settings.logprobs };
-    const before = conversation.before(message).filter((each) => each.role === "user" || each.content);
     const body = {
-      messages: [
-        ...(system.trim() ? [{ role: "system", content: system }] : []),
-        ...before.map(({ role, content }) => ({ role, content })),
-      ],
+      ...request(conversation, message, settings),
       stream: true,
       stream_options: { include_usage: true, continuous_usage_stats: true },
-      ...fields(settings, message.seed),
     };
     if (settings.logprobs) message.tokens = [];
     for await (const event of events("v1/chat/completions", body, signal)) {

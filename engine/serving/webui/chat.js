@@ -1,6 +1,6 @@
 // The conversation that is shown, and the answer that is being received, which may belong to another one.
 import { json } from "./api.js";
-import { receive } from "./answer.js";
+import { receive, request } from "./answer.js";
 import { newSeed } from "./conversation.js";
 import { announce, byId, notice } from "./dom.js";
 import { seedOf } from "./settings.js";
@@ -39,6 +39,7 @@ export class Chat {
       edit: (message, text) => this.edit(message, text),
       turn: (message, by) => this.turn(message, by),
       tokens: (message) => this.tokens(message),
+      trace: (message, at) => this.trace(message, at),
       verify: (message) => this.verify(message),
     };
     for (const message of path.slice(same)) {
@@ -143,6 +144,13 @@ export class Chat {
       message.tokens = copied.tokens;
     }
     if (this.conversation === conversation) this.viewOf(message)?.toggleTokens();
+  }
+
+  // The trace of the pass after which the token `at` of an answer was chosen.
+  trace(message, at) {
+    const answer = message.tokens.slice(0, at).map((token) => token.id);
+    const body = { ...request(this.conversation, message, this.conversation.settings), answer, top_logprobs: 5 };
+    return this.withKey(() => json("v1/trace", body));
   }
 
   // Let the server compute an answer again and compare it with its receipt.

@@ -6,7 +6,7 @@ import { Tokens } from "./tokens.js";
 const ENDS = { length: "ended at the limit of tokens", stopped: "stopped" };
 
 // `actions`: what the buttons call, each with the message: again(message, seed), edit(message, text), turn(message, step),
-// tokens(message), verify(message).
+// tokens(message), trace(message, index of a token), verify(message).
 export class MessageView {
   constructor(conversation, message, actions) {
     this.conversation = conversation;
@@ -107,7 +107,7 @@ export class MessageView {
       this.tokens.element.replaceWith(this.content);
       this.tokens = null;
     } else {
-      this.tokens = new Tokens();
+      this.tokens = new Tokens((at) => this.actions.trace(this.message, at));
       this.content.replaceWith(this.tokens.element);
     }
     this.bar.replaceChildren();
