@@ -8,7 +8,6 @@ from typing import Any, Unpack, overload
 from engine.checks import described, function, require, token_ids, whole
 from engine.decode.generation import Generation, begun
 from engine.errors import ContextError, UsageError
-from engine.fingerprint import IdentifiedModel
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.limits import MOST_PARALLEL
@@ -23,12 +22,13 @@ from engine.schemas import Schema, grammar_of
 from engine.several import each, finish, is_several
 from engine.speculative.params import SpeculationParams
 from engine.speculative.speculation import Speculation
+from engine.stateful_model import StatefulModel
 from engine.stream import Stream
 from engine.text.breakers import BREAKERS, breaker_ids
 from engine.text.tokenizer import Tokenizer
 
 
-class Answers(IdentifiedModel):
+class Answers(StatefulModel):
     """A model that continues texts."""
 
     #: The sampling parameters that its file recommends.

@@ -14,6 +14,7 @@ from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
 from engine.decode.core import EngineCore
 from engine.decode.device import can_sample, device_steps
+from engine.decode.disk_cache import DiskCache
 from engine.decode.prefill import PrefillPass, PrefillSlice
 from engine.decode.running import Steps
 from engine.decode.slot import Slot
@@ -76,6 +77,8 @@ class CachedModel:
         kept = self.states, self.snapshot_bytes
         slots = [Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences]
         self.slots = Slots(slots, model.cache, model.ops.decode_rows)
+        #: Where texts are kept besides memory, if anywhere.
+        self.disk: DiskCache | None = None
         #: The texts of earlier answers, for lookup.
         self.histories = Histories()
         #: The steps of ``device_steps``, once they were wanted.

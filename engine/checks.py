@@ -1,8 +1,10 @@
 """Checks of what users give, and how error messages show it."""
 
 import operator
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from engine.errors import UsageError
@@ -63,6 +65,14 @@ def memory_size(name: str, value: object) -> int:
         size = value if isinstance(value, int) and not isinstance(value, bool) else 0
     require(size > 0, name, "a size such as 12G or 800M", value)
     return size
+
+
+def folder_path(name: str, value: object) -> Path:
+    """A path in which ``~`` stands for the user's folder. Raises UsageError if it is none."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise UsageError(f"{name} must be the path of a folder, not {described(text)}.")
+    return Path(os.path.expanduser(text))
 
 
 def number(name: str, value: Any) -> float:

@@ -13,6 +13,8 @@ FLAGS = {
     "max_tokens": "-n",
     "cache_type": "--cache-type",
     "kv_budget": "--kv-budget",
+    "cache_disk": "--cache-disk",
+    "cache_disk_path": "--cache-disk-path",
     "device": "--device",
     "device_draft": "--device-draft",
     "gpu_memory": "--gpu-memory",

@@ -1,15 +1,13 @@
-"""A model and its drafts: compiling, generating tokens, saving what was read, closing."""
+"""A model and its drafts: compiling, generating tokens, closing."""
 
 import gc
-import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
 
-from engine import state
 from engine.cache.kv import KVCache
 from engine.cached_model import CachedModel, Closed
 from engine.compile.jobs import Job
@@ -180,68 +178,6 @@ class GeneratingModel(CachedModel):
         if isinstance(self.draft, DraftModel):
             self.draft.llm.resume()
 
-    # --- saved states ------------------------------------------------------------------------------------------
-
-    def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Save the tokens in the cache as JSON, so that :meth:`load_state` can restore them.
-
-        The file holds token ids, not keys and values, so it is small. It identifies the model (its name, size,
-        metadata and tensors) and the types of the cache. An existing file is replaced only when the new one is
-        complete.
-
-        Parameters
-        ----------
-        path : str or path
-            File to write.
-
-        Raises
-        ------
-        UsageError
-            If the file cannot be written, or if the model is closed.
-        """
-        with self.lock:
-            self.check_open()
-            ids, wanted = list(self.slots.current.text), state.identity(self.model.gguf, self.config, self.cache)
-        state.write(path, ids, wanted, self.n_ctx)
-
-    def load_state(
-        self, path: str | os.PathLike[str], on_prefill: Callable[[int, int], None] | None = None
-    ) -> list[int]:
-        """Read the tokens of a saved state into the cache, so that prompts that begin with them need not be read from
-        the beginning.
-
-        Parameters
-        ----------
-        path : str or path
-            File that :meth:`save_state` wrote. The device, the number of threads, the batch size and the draft model
-            may differ from those of the saving model.
-        on_prefill : callable, optional
-            Called as ``on_prefill(done, total)``, in tokens, while they are read. It must not use the model.
-
-        Returns
-        -------
-        list of int
-            The token ids that the cache now holds. A prompt that begins with them continues from there, with the same
-            bits.
-
-        Raises
-        ------
-        UsageError
-            If the file cannot be read or is damaged, if it belongs to another model or another type of cache, or if the
-            model is closed. The cache does not change.
-        ContextError
-            If the tokens do not fit into the context.
-        """
-        with self.lock:
-            self.check_open()
-            wanted = state.identity(self.model.gguf, self.config, self.cache)
-            ids = state.read(path, wanted, self.n_ctx, self.config.n_vocab)
-            if ids:
-                self.prefill(ids, on_prefill)
-            else:
-                self.reset()
-        return ids
-
     # --- the end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -258,9 +194,12 @@ class GeneratingModel(CachedModel):
         self.check_free()
         while self._answering > 0:
             time.sleep(POLL_SECONDS)
+        if self.disk is not None:
+            self.disk.close()
         with self.lock:
             if self.closed:
                 return
+            self.disk = None
             draft, self.draft = self.draft, None
             try:
                 self.reset()

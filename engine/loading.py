@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.cache.disk import open_folder
 from engine.cache.recurrent import default_budget
 from engine.cache.types import CHUNK, F16, Types
 from engine.cache.types import cache_type as find_cache_type
-from engine.checks import described, function, memory_size, whole
+from engine.checks import described, folder_path, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.default_cache import default_types
@@ -19,6 +20,7 @@ from engine.devices import check_batch_size, check_gpu_memory, host_beside, open
 from engine.errors import ContextError, DeviceError, DeviceMemoryError, ModelError, UsageError
 from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.gguf.quants import FORMATS
+from engine.hub.catalog import cache_dir
 from engine.hub.resolve import resolve
 from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET, MOST_DRAFTS, MOST_PARALLEL
 from engine.llm import LLM, opened
@@ -91,6 +93,8 @@ def load(
     parallel: int = 1,
     draft_max: int = 0,
     snapshot_bytes: int | None = None,
+    cache_disk: int | str | None = None,
+    cache_disk_path: str | os.PathLike[str] | None = None,
     pooling: str | None = None,
     progress: Progress | None = None,
 ) -> LLM:
@@ -163,6 +167,12 @@ def load(
         Host memory, in bytes, for states of recurrent models, and for what other models keep in rings, at multiples of 64
         tokens near the ends of messages, so that texts with the same beginning can be continued from there; 0: none. By
         default an eighth of the memory that is free beside the model, at most 2 GiB.
+    cache_disk : int or str, optional
+        The most bytes, also as "20G" or "800M", for a cache on disk: what the cache holds of texts whose answers have ended
+        is written to files, and a later prompt with the same beginning is read from there, also after a restart, where that
+        is faster than computing it. The answer does not depend on it. None: no cache on disk.
+    cache_disk_path : str or path, optional
+        The folder of the cache on disk; by default one in the user's cache. Models of a process may share it.
     pooling : str, optional
         How :meth:`LLM.embed` joins the outputs of a text: "mean", or "cls" or "last" for that of the first or last token. By
         default as the file says; only models that are made for embeddings say it.
@@ -224,6 +234,12 @@ def load(
     check_batch_size(batch_size)
     limit = 0 if gpu_memory is None else memory_size("gpu_memory", gpu_memory)
     check_gpu_memory(limit, device, device_draft or device)
+    folder = None
+    if cache_disk is not None:
+        where = cache_dir() / "pages" if cache_disk_path is None else folder_path("cache_disk_path", cache_disk_path)
+        folder = open_folder(where, memory_size("cache_disk", cache_disk))
+    elif cache_disk_path is not None:
+        raise UsageError("cache_disk_path is the folder of a cache on disk; say how large that is with cache_disk=...")
     ops = open_device(device, n_threads, None, batch_size, limit)
     drafter, draft_ops = None, ops
     if draft_model is not None:
@@ -278,6 +294,8 @@ def load(
             progress,
         )
         llm.draft = DraftModel(draft, llm)
+    if folder is not None and llm.config.causal:
+        llm.keep_on_disk(folder)
     return llm
 
 

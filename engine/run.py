@@ -91,8 +91,7 @@ def write_receipt(path: Path, receipt: dict[str, Any]) -> None:
 
     try:
         with replaced(path) as file:
-            json.dump(receipt, file)
-            file.write("\n")
+            file.write(json.dumps(receipt).encode() + b"\n")
     except (OSError, ValueError) as error:
         raise UsageError(
             f"the receipt cannot be written to {path}: {getattr(error, 'strerror', None) or error}."

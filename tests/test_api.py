@@ -673,8 +673,14 @@ def saved(llm: engine.LLM, tmp_path: Path) -> Path:
     return tmp_path / "state.json"
 
 
+def line_of(path: Path) -> dict[str, Any]:
+    """The first line of a state."""
+    found: dict[str, Any] = json.loads(path.read_bytes().partition(b"\n")[0])
+    return found
+
+
 def test_a_state_continues_with_the_same_bits(llm: engine.LLM, saved: Path) -> None:
-    ids = json.loads(saved.read_text(encoding="utf-8"))["tokens"]
+    ids = line_of(saved)["tokens"]
     answer = llm.complete(PROMPT, max_tokens=9, temperature=0)
     assert ids == (answer.prompt_ids + answer.ids)[: llm.n_cached] and len(ids) > len(answer.prompt_ids)
     text = [*ids, *llm.tokenize("\n" + OTHER)]
@@ -740,7 +746,7 @@ def test_ctrl_c_leaves_no_part_of_a_state(llm: engine.LLM, saved: Path, monkeypa
 
 
 def test_a_state_of_a_much_longer_context(llm: engine.LLM, saved: Path) -> None:
-    state = json.loads(saved.read_text(encoding="utf-8"))
+    state = line_of(saved)
     saved.write_text(json.dumps(state | {"tokens": [1] * 50_000}), encoding="utf-8")
     with pytest.raises(ContextError, match="more tokens than the context, 256; .*larger context .n_ctx="):
         llm.load_state(saved)
@@ -763,7 +769,7 @@ Change = Callable[[dict[str, Any]], object]
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "format": (lambda s: s.update(format="x"), "is not a saved state"),
-    "version": (lambda s: s.update(version=2, engine="9.9"), "another version of this engine .'9.9'"),
+    "version": (lambda s: s.update(version=3, engine="9.9"), "another version of this engine .'9.9'"),
     "no version": (lambda s: s.pop("version"), "another version"),
     "arithmetic": (lambda s: s.update(arithmetic=1, engine="0.1"), "another arithmetic .by engine '0.1'."),
     "no arithmetic": (lambda s: s.pop("arithmetic"), "another arithmetic"),
@@ -790,7 +796,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_state_that_does_not_fit_changes_nothing(llm: engine.LLM, saved: Path, change: str) -> None:
     edit, said = CHANGES[change]
-    state = json.loads(saved.read_text(encoding="utf-8"))
+    state = line_of(saved)
     edit(state)
     saved.write_text(json.dumps(state), encoding="utf-8")
     held = llm.n_cached
@@ -825,17 +831,14 @@ def test_files_that_are_no_states(llm: engine.LLM, tmp_path: Path, data: bytes) 
 
 def test_damaged_bytes_are_refused_in_a_sentence(llm: engine.LLM, saved: Path) -> None:
     data, random = saved.read_bytes(), np.random.default_rng(7)
-    refused = 0
+    end = data.index(b"\n")
     for _ in range(60):
         damaged = bytearray(data)
-        for at in random.integers(0, len(data), 3):
-            damaged[at] = random.integers(0, 256)
+        for at in random.integers(0, end, 3):
+            damaged[at] ^= random.integers(1, 256)
         saved.write_bytes(damaged)
-        try:
-            llm.load_state(saved)  # a changed digit of a token gives another state
-        except EngineError:
-            refused += 1
-    assert refused > 30
+        with pytest.raises(EngineError):
+            llm.load_state(saved)
 
 
 def test_a_pipe_is_not_waited_for(llm: engine.LLM, tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ class PagePool:
         self._users = [0] * n_pages
         self._keys: list[bytes | None] = [None] * n_pages
         self._by_key: dict[bytes, int] = {}
+        #: Called with a page and its key before its contents are given up for new ones.
+        self.evicted: Callable[[int, bytes], None] | None = None
         # Pages with a key and without a user, the least recently used first.
         self._kept: dict[int, None] = {}
 
@@ -149,6 +151,9 @@ class PagePool:
         elif self._kept:
             page = next(iter(self._kept))
             del self._kept[page]
+            key = self._keys[page]
+            if self.evicted is not None and key is not None:
+                self.evicted(page, key)
             self.forget(page)
         else:
             raise NoPages(f"all {self.n_pages} pages of the cache are in use.")
@@ -194,6 +199,14 @@ class PagePool:
             self.forget(page)
         self._free += reversed(self._kept)
         self._kept.clear()
+
+    def erase(self, key: bytes) -> None:
+        """Discard the contents of the page with this key, if there is one that has no user."""
+        page = self._by_key.get(key)
+        if page in self._kept:
+            del self._kept[page]
+            self.forget(page)
+            self._free.append(page)
 
     def check(self, held: Iterable[int]) -> None:
         """Check that the records of the pool are consistent.  Raises AssertionError if they are not, or if a page is lost.

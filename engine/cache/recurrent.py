@@ -13,7 +13,7 @@ which has room for these positions and a decode batch.  A pass with more rows do
 stores only the last of them.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -227,10 +227,14 @@ class States:
         self._kept[key] = snapshot
         return snapshot
 
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Remove the snapshots with these keys."""
+        for key in keys:
+            self._remove(key)
+
     def keep(self, keys: Collection[bytes]) -> None:
         """Remove all snapshots except those with these keys."""
-        for key in [key for key in self._kept if key not in keys]:
-            self._remove(key)
+        self.remove([key for key in self._kept if key not in keys])
 
     def clear(self) -> None:
         """Remove all snapshots."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -185,34 +185,51 @@ class Sequence:
                     self._cache.pools[paging].settle(held[chunk], self._keys[chunks * (chunk + 1) - 1])
 
     def find(
-        self, tokens: SequenceOf[int] | np.ndarray, states: Container[bytes] | None = None
+        self,
+        tokens: SequenceOf[int] | np.ndarray,
+        states: Container[bytes] | None = None,
+        stored: Callable[[Paging, bytes], bool] | None = None,
     ) -> tuple[int, list[bytes]]:
         """Find the longest prefix of a text that is stored in pages, of any sequence with the same salt, in all layers.
 
         tokens: a sequence of ids, or an array int32 [n].
         states: the keys of texts for which the contents of rings are known; None: there are no rings.
+        stored: whether a page of a kind with a key is stored elsewhere; None: none is.
 
         Returns the length of the prefix, a multiple of the spans of all pages, and the keys of its chunks.
         """
-        keys = keys_of(tokens, self.begin)
+        keys, pools = keys_of(tokens, self.begin), self._cache.pools
+
+        def has(paging: Paging, key: bytes) -> bool:
+            return pools[paging].find(key) is not None or (stored is not None and stored(paging, key))
+
         most = CHUNK * len(keys)
-        for paging, pool in self._cache.pools.items():
+        for paging in pools:
             if not paging.window:
                 chunks = paging.span // CHUNK
                 whole = range(chunks - 1, len(keys), chunks)
-                found = next((n for n, at in enumerate(whole) if pool.find(keys[at]) is None), len(whole))
+                found = next((n for n, at in enumerate(whole) if not has(paging, keys[at])), len(whole))
                 most = min(most, paging.span * found)
         spans = math.lcm(*(paging.span for paging in self._cache.pools), CHUNK)
         for length in range(most // spans * spans, 0, -spans):
             known = states is None or keys[length // CHUNK - 1] in states
-            if known and all(self._found(paging, keys, length) for paging in self._pages if paging.window):
+            if known and all(has(paging, key) for paging, key in self.needed(length, keys) if paging.window):
                 return length, keys[: length // CHUNK]
         return 0, []
 
-    def _found(self, paging: Paging, keys: SequenceOf[bytes], length: int) -> bool:
-        """Whether there are pages for the window that a row at position ``length`` reads."""
-        wanted = range(max(0, length - paging.window + 1) // CHUNK, length // CHUNK)
-        return all(self._cache.pools[paging].find(keys[chunk]) is not None for chunk in wanted)
+    def needed(self, length: int, keys: SequenceOf[bytes]) -> Iterator[tuple[Paging, bytes]]:
+        """The kinds and keys of the pages that a row at position ``length``, a multiple of all spans, reads.  keys: those of
+        the chunks before it."""
+        for paging in self._cache.pools:
+            chunks = paging.span // CHUNK
+            for chunk in self._chunks(paging, length):
+                yield paging, keys[chunks * (chunk + 1) - 1]
+
+    @staticmethod
+    def _chunks(paging: Paging, length: int) -> range:
+        """The chunks of a kind that a row at position ``length`` reads, without its own."""
+        first = max(0, length - paging.window + 1) // paging.span if paging.window else 0
+        return range(first, length // paging.span)
 
     def adopt(self, tokens: SequenceOf[int], keys: SequenceOf[bytes]) -> None:
         """Replace all tokens by the prefix ``tokens``, which :meth:`find` has found, and share its pages.
@@ -221,14 +238,27 @@ class Sequence:
         """
         self.truncate(0)
         for paging, pool in self._cache.pools.items():
-            chunks, length = paging.span // CHUNK, len(tokens)
-            first = max(0, length - paging.window + 1) // paging.span if paging.window else 0
-            for chunk in range(first, length // paging.span):
+            chunks = paging.span // CHUNK
+            for chunk in self._chunks(paging, len(tokens)):
                 page = pool.find(keys[chunks * (chunk + 1) - 1])
                 assert page is not None
                 pool.share(page)
                 self._hold(paging, chunk, page)
         self.tokens, self._keys = list(tokens), list(keys)
+        self.changes += 1
+        self._oldest = {ring: max(0, len(tokens) - ring.back) for ring in self._oldest}
+
+    def take_up(self, tokens: SequenceOf[int], pages: Mapping[Paging, Mapping[int, int]]) -> None:
+        """Replace all tokens by ``tokens``, which are stored in pages that nobody else uses, and which become those of this
+        sequence.
+
+        pages: for each kind, the pages by chunk, in ascending order.  Rings are not filled.
+        """
+        self.truncate(0)
+        for paging, own in pages.items():
+            for chunk, page in own.items():
+                self._hold(paging, chunk, page)
+        self.tokens = list(tokens)
         self.changes += 1
         self._oldest = {ring: max(0, len(tokens) - ring.back) for ring in self._oldest}
 

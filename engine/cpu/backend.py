@@ -241,6 +241,13 @@ class Backend(
     def copy_out(self, source: np.ndarray, target: np.ndarray, axis: int, first: int, end: int) -> None:
         self.copy_in(target, source, axis, first, end)
 
+    def read_entries(self, source: np.ndarray, axis: int, first: int, end: int) -> np.ndarray:
+        found: np.ndarray = source[(slice(None),) * axis + (slice(first, end),)].copy()
+        return found
+
+    def write_entries(self, target: np.ndarray, axis: int, first: int, values: np.ndarray) -> None:
+        target[(slice(None),) * axis + (slice(first, first + values.shape[axis]),)] = values
+
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.empty(shape, dtype)
 

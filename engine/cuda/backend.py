@@ -205,6 +205,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def copy_out(self, source: Tensor, target: np.ndarray, axis: int, first: int, end: int) -> None:
         self._memory.copy_out(source, target, axis, first, end)
 
+    def read_entries(self, source: Tensor, axis: int, first: int, end: int) -> np.ndarray:
+        return self._memory.read_entries(source, axis, first, end)
+
+    def write_entries(self, target: Tensor, axis: int, first: int, values: np.ndarray) -> None:
+        self._memory.write_entries(target, axis, first, values)
+
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Pinned memory.  Raises DeviceError if the system cannot provide it."""
         return self.device.pinned(shape, dtype, "buffers for a divided model", zeroed=False)[0]

@@ -55,7 +55,7 @@ class EngineCore:
                     self._served.check_open()
                     self._served.check_free()
                     moved = self._round(request)
-                self._catch_up()
+                self.catch_up()
                 if not moved:
                     time.sleep(POLL_SECONDS)
         finally:
@@ -74,7 +74,7 @@ class EngineCore:
     def close(self, request: Request) -> None:
         """End a request: now, unless a thread has the model, or else when its next round begins."""
         self.order(Order.CLOSE, request)
-        self._catch_up()
+        self.catch_up()
 
     def step(self, on_wait: Callable[[], None] | None = None) -> bool:
         """Compute something for all requests that were submitted and are not paused, however many of their tokens have been
@@ -110,7 +110,7 @@ class EngineCore:
 
     # --- orders ----------------------------------------------------------------------------------------------------
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Carry out the orders that wait, unless a thread has the model, perhaps this one: then a round does so later."""
         lock = self._served.lock
         while self._orders and lock.acquire(blocking=False):

@@ -99,6 +99,8 @@ class Prefilling(State):
         self.slot = slot
         #: The numbers of tokens after which snapshots are taken.
         self.stops: set[int] = set()
+        #: The number of tokens that need not be read, and when the others began to be.
+        self.kept, self.begun = 0, 0.0
         #: The pass that has been started and not finished, and reads a slice of it.
         self.reading: Reading | None = None
 

@@ -210,6 +210,8 @@ class PrefillQueue:
 
     def _run(self, member: Prefilling, logits: np.ndarray) -> None:
         """Let a request run, all of whose tokens have been read; logits: float32 [1, n_vocab], not used if it has begun."""
+        if member.slot.store is not None:
+            member.slot.store.computed(len(member.request.target) - member.kept, time.perf_counter() - member.begun)
         self._report(member, len(member.request.target))
         if member.request.error is None:
             self._batch.run(member, logits)

@@ -79,6 +79,8 @@ class Request:
         #: The digests of the logits that the tokens of ``items`` were chosen from, if they are wanted.
         self.rows: deque[RowDigest] = deque()
         self.state: State = Waiting()
+        #: The slot that it should get if that is free, and the one that it has or had; -1: any, and none.
+        self.wanted_slot = self.slot = -1
         #: Whether a grammar decides which tokens may come next.
         self.masked = sampler.matcher is not None
         #: Whether functions of the user run while a token is chosen.

@@ -121,7 +121,7 @@ class RunningBatch:
 
     def admit(self, request: Request, slot: Slot) -> Prefilling:
         """Give a slot to a request."""
-        slot.owner = request
+        slot.owner, request.slot = request, slot.sequence.slot
         request.state = prefilling = Prefilling(request, slot)
         self.active.append(prefilling)
         return prefilling
@@ -262,6 +262,8 @@ class RunningBatch:
             self.cut(slot, request)
             if request.speculation is not None and request.error is None:
                 request.speculation.ended(request.known)
+        if slot.store is not None:
+            slot.store.keep(slot.sequence)
         slot.let_go()
         slot.latest, request.on_prefill = request, None
 

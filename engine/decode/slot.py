@@ -1,6 +1,7 @@
 """A slot: the place of one sequence in a model's memory."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +15,20 @@ from engine.text.tokenizer import Tokenizer
 
 MOST_STATES = 8
 """The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
+
+
+class Store(Protocol):
+    """Where the pages and snapshots of texts are kept besides memory (``engine/decode/disk_cache.py``)."""
+
+    def keep(self, sequence: TokenSequence) -> None:
+        """Keep what memory holds of the text of a sequence."""
+
+    def fetch(self, slot: "Slot", tokens: np.ndarray, have: int) -> bool:
+        """Copy pages and snapshots of a prefix of ``tokens``, int32 [n], longer than ``have``, to memory.  Returns whether
+        something was copied; then the slot is empty."""
+
+    def computed(self, n_tokens: int, seconds: float) -> None:
+        """Take into account that tokens of a prompt were computed in some seconds."""
 
 
 class Slot:
@@ -35,6 +50,8 @@ class Slot:
         self.gone: list[int] = []
         #: The count of uses of all slots when it was used last.
         self.used = 0
+        #: Where texts are kept besides memory, if anywhere.
+        self.store: Store | None = None
         self._model = model
         self._tokenizer = tokenizer
         self._states = states
@@ -63,6 +80,9 @@ class Slot:
         needs_state = bool(self._state_bytes)
         length, keys = sequence.find(tokens[:-1], self._states if needs_state else None)
         own, key = self._resumable(tokens[:common])
+        if self.store is not None and self.store.fetch(self, tokens[:-1], max(own, kept, length)):
+            own = kept = 0
+            length, keys = sequence.find(tokens[:-1], self._states if needs_state else None)
         if own > max(kept, length):
             self._model.restore(self._states.get(key), sequence)
             kept = own

@@ -1,13 +1,16 @@
 """The slots of a model: which slot a text gets, and how much of it the slot already contains."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
 
 from engine.cache.kv import KVCache
+from engine.cache.pages import Paging
 from engine.cache.recurrent import States
+from engine.cache.types import CHUNK
 from engine.decode.slot import Slot
 
 log = logging.getLogger("bitmirror.decode")
@@ -24,6 +27,8 @@ class Slots(Sequence[Slot]):
         """decode_rows: the most rows of an answer in a decode batch."""
         self.current = slots[0]
         self.reread: str | None = None
+        #: The pages of each kind that are copied from or to values, besides those of sequences.
+        self.pinned: dict[Paging, Counter[int]] = {paging: Counter() for paging in cache.pools}
         self._slots = list(slots)
         self._cache = cache
         self._decode_rows = decode_rows
@@ -49,11 +54,11 @@ class Slots(Sequence[Slot]):
         self._uses += 1
         slot.used, self.current = self._uses, slot
 
-    def free(self, tokens: np.ndarray, salt: str) -> Slot | None:
+    def free(self, tokens: np.ndarray, salt: str, wanted: int = -1) -> Slot | None:
         """A slot without an owner for ``tokens``, int32 [n], with a salt, or None if all have owners.
 
-        It is the slot with the longest common prefix, if that is at least half of its sequence, or else the least recently
-        used one.  A sequence with another salt is cleared.
+        It is slot ``wanted`` if that has no owner.  Otherwise it is the one with the longest common prefix, if that is at
+        least half of its sequence, or else the least recently used one.  A sequence with another salt is cleared.
         """
 
         def worth(slot: Slot) -> tuple[int, int]:
@@ -67,6 +72,8 @@ class Slots(Sequence[Slot]):
         # Of many slots, most begin differently.
         alike = [slot for slot in idle if slot.sequence.tokens[:1] == first]
         slot = max([oldest, *alike], key=worth)
+        if wanted >= 0 and self._slots[wanted].owner is None:
+            slot = self._slots[wanted]
         slot.sequence.belong(salt)
         return slot
 
@@ -97,6 +104,18 @@ class Slots(Sequence[Slot]):
             min(idle, key=lambda slot: slot.used).clear()
         return bool(idle)
 
+    def erase(self, slot: Slot, states: States) -> int:
+        """Forget what a slot holds, and the pages and snapshots that nobody else uses; returns the number of tokens."""
+        length, keys = slot.sequence.length, list(slot.sequence.keys)
+        slot.clear()
+        for paging, pool in self._cache.pools.items():
+            chunks = paging.span // CHUNK
+            # Pages of other texts begin alike; a page that another sequence uses stays.
+            for key in keys[chunks - 1 :: chunks]:
+                pool.erase(key)
+        states.remove(keys)
+        return length
+
     def forget_others(self, states: States) -> None:
         """Free the pages and snapshots of texts that no slot contains."""
         for pool in self._cache.pools.values():
@@ -106,7 +125,8 @@ class Slots(Sequence[Slot]):
     def check_pages(self) -> None:
         """Raise AssertionError unless every page of the cache is either used by sequences, kept for reuse, or free."""
         for paging, pool in self._cache.pools.items():
-            pool.check(page for slot in self._slots for page in slot.sequence.pages(paging).values())
+            held = [page for slot in self._slots for page in slot.sequence.pages(paging).values()]
+            pool.check([*held, *self.pinned[paging].elements()])
 
     def close(self) -> None:
         """Release all slots and the cache."""

@@ -1,5 +1,6 @@
 """The requests that wait for slots."""
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -60,7 +61,7 @@ class WaitingQueue:
         known = np.array(request.known, np.int32)
         # Nothing is left to read if the sequence holds all but the last sampled token.
         tokens = known[:-1] if request.begun and known.size > 1 else known
-        slot = self._slots.free(tokens, request.salt)
+        slot = self._slots.free(tokens, request.salt, request.wanted_slot)
         if slot is None or (self._batch.active and not self._slots.has_room(slot, tokens)):
             return False
         self.requests.remove(request)
@@ -74,6 +75,7 @@ class WaitingQueue:
             slot.clear()  # the logits of tokens that the cache holds are not kept
             self._slots.use(slot)
         kept = 0 if request.scored else self._slots.rewind(slot, tokens)
+        prefilling.kept, prefilling.begun = kept, time.perf_counter()
         prefilling.stops = slot.stops(tokens, kept)
         if kept in prefilling.stops:
             slot.save(kept)

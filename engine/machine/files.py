@@ -9,14 +9,12 @@ from typing import IO
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[IO[str]]:
-    """A new text file, for this user only, that takes the place of ``path`` when the block ends.  If the block raises an
-    error or is interrupted, nothing changes.  Raises OSError or ValueError if it cannot be written."""
+def replaced(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, for this user only, that takes the place of ``path`` when the block ends.  If the block raises an error or
+    is interrupted, nothing changes.  Raises OSError or ValueError if it cannot be written."""
     temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:40]}.", delete=False
-        ) as file:
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name[:40]}.", delete=False) as file:
             temporary = file.name
             yield file
             file.flush()

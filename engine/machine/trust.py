@@ -8,13 +8,19 @@ umask.  Systems without user ids, such as Windows, protect the user's folders by
 import os
 import stat
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 CHECKED = hasattr(os, "getuid")
 """Whether files have owners and modes on this system."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """The bits of a mode with which others than the owner can write."""
+
+SECRET_BYTES = 32
+"""Bytes of a key."""
 
 
 def problem(folder: Path) -> str:
@@ -86,11 +92,42 @@ def read(path: Path) -> bytes | None:
 def write(path: Path, data: bytes) -> None:
     """Write a file for this user only, atomically, so that a concurrent run never reads half of it.  Raises OSError."""
     make(path.parent)
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file for this user only, which takes the place of ``path`` when the block ends without an error.  Raises
+    OSError."""
     unfinished = path.with_name(f".{uuid.uuid4().hex[:12]}")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
+            yield file
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def secret(path: Path) -> bytes:
+    """A key of 32 random bytes in a file that only this user can read, which is made when it is first wanted, and again if
+    others could have read or changed it.  Raises OSError."""
+    return _secret(path) or _new_secret(path)
+
+
+def _secret(path: Path) -> bytes:
+    """The key in a file; empty if there is none, or if others can read it."""
+    try:
+        status = path.stat()
+        private = not CHECKED or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
+        found = read(path) if private else None
+    except OSError:
+        return b""
+    return found if found is not None and len(found) == SECRET_BYTES else b""
+
+
+def _new_secret(path: Path) -> bytes:
+    write(path, os.urandom(SECRET_BYTES))
+    # Another process may have written one at the same time.
+    return path.read_bytes()

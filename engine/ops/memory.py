@@ -84,6 +84,14 @@ class MemoryOperations(Protocol[A, M_co]):
         """Copy entries [first, end) of an axis to a contiguous NumPy array of the same shape and dtype, after all work that
         was started earlier has ended."""
 
+    def read_entries(self, source: A, axis: int, first: int, end: int) -> np.ndarray:
+        """Entries [first, end) of an axis of an array as a NumPy array of their own, read after all work that was started
+        earlier has ended."""
+
+    def write_entries(self, target: A, axis: int, first: int, values: np.ndarray) -> None:
+        """Replace the entries of an axis from ``first`` on by a NumPy array of the same dtype and, but for this axis, the
+        same shape, after all work that was started earlier."""
+
     def host_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An uninitialized array in host memory whose copies to and from the device are fast."""
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from engine.checks import shown
 from engine.compile.cache import COMPILERS
 from engine.errors import UsageError
+from engine.gguf.digest import sampled_digest
 from engine.gguf.file import GGUF
 from engine.machine.files import replaced
-from engine.state import digest
 from engine.version import ARITHMETIC, __version__
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def about_model(path: Path, gguf: GGUF) -> dict[str, Any]:
     """What identifies a model: the name of its file, its digest, and what it is made of."""
     return {
         "file": path.name,
-        "digest": digest(gguf),
+        "digest": sampled_digest(gguf),
         "architecture": gguf.get("general.architecture", "str", ""),
         "bytes": gguf.n_bytes,
         "tensors": dict(Counter(tensor.type.name for tensor in gguf.tensors.values())),
@@ -160,5 +160,5 @@ class ReportFile:
     def _write(self, models: list[Any]) -> None:
         """Replace the file once the new one is complete."""
         with replaced(self.path) as file:
-            json.dump({"format": FORMAT, "version": VERSION, **self._about, "models": models}, file, indent=1)
-            file.write("\n")
+            text = json.dumps({"format": FORMAT, "version": VERSION, **self._about, "models": models}, indent=1)
+            file.write(f"{text}\n".encode())

@@ -350,31 +350,30 @@ class Device:
         self.synchronize()
         return out
 
-    def write_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
-        """Copy ``height`` lines of ``width`` bytes, ``pitch`` bytes apart and from byte ``start`` on, from a contiguous array
-        to device memory of the same layout, after everything launched so far."""
-        self._copy_lines(address, array, start, width, pitch, height, True)
+    def write_lines(self, address: int, source: int, width: int, pitches: tuple[int, int], height: int) -> None:
+        """Copy ``height`` lines of ``width`` bytes from host memory at ``source`` to device memory, after everything launched
+        so far.  pitches: the bytes from one line to the next, on the device and in host memory."""
+        self._copy_lines(address, source, width, pitches, height, True)
         self.synchronize("a copy to the device")
 
-    def read_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
-        """Copy ``height`` lines of ``width`` bytes, ``pitch`` bytes apart and from byte ``start`` on, from device memory to a
-        contiguous array of the same layout, after everything launched so far."""
-        self._copy_lines(address, array, start, width, pitch, height, False)
+    def read_lines(self, address: int, target: int, width: int, pitches: tuple[int, int], height: int) -> None:
+        """Copy ``height`` lines of ``width`` bytes from device memory to host memory at ``target``, after everything launched
+        so far.  pitches: the bytes from one line to the next, on the device and in host memory."""
+        self._copy_lines(address, target, width, pitches, height, False)
         self.synchronize("a copy from the device")
 
     def _copy_lines(
-        self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int, to_device: bool
+        self, address: int, host_address: int, width: int, pitches: tuple[int, int], height: int, to_device: bool
     ) -> None:
         self._use()
         host, device = self._driver.CUmemorytype.CU_MEMORYTYPE_HOST, self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         what = self._driver.CUDA_MEMCPY2D()
         if to_device:
-            what.srcMemoryType, what.srcHost = host, array.ctypes.data + start
-            what.dstMemoryType, what.dstDevice = device, address + start
+            what.srcMemoryType, what.srcHost, what.srcPitch = host, host_address, pitches[1]
+            what.dstMemoryType, what.dstDevice, what.dstPitch = device, address, pitches[0]
         else:
-            what.srcMemoryType, what.srcDevice = device, address + start
-            what.dstMemoryType, what.dstHost = host, array.ctypes.data + start
-        what.srcPitch = what.dstPitch = pitch
+            what.srcMemoryType, what.srcDevice, what.srcPitch = device, address, pitches[0]
+            what.dstMemoryType, what.dstHost, what.dstPitch = host, host_address, pitches[1]
         what.WidthInBytes, what.Height = width, height
         self._check(self._driver.cuMemcpy2DAsync(what, self._stream), "a copy of lines")
 

@@ -67,11 +67,28 @@ class PersistentMemory:
 
     def copy_in(self, target: Tensor, source: np.ndarray, axis: int, first: int, end: int) -> None:
         """Copy entries [first, end) of an axis from a contiguous NumPy array of the same shape."""
-        self._device.write_part(target.address, source, *_lines(source, axis, first, end))
+        start, width, pitch, height = _lines(target, axis, first, end)
+        at = source.ctypes.data + start
+        self._device.write_lines(target.address + start, at, width, (pitch, pitch), height)
 
     def copy_out(self, source: Tensor, target: np.ndarray, axis: int, first: int, end: int) -> None:
         """Copy entries [first, end) of an axis to a contiguous NumPy array of the same shape."""
-        self._device.read_part(source.address, target, *_lines(target, axis, first, end))
+        start, width, pitch, height = _lines(source, axis, first, end)
+        at = target.ctypes.data + start
+        self._device.read_lines(source.address + start, at, width, (pitch, pitch), height)
+
+    def read_entries(self, source: Tensor, axis: int, first: int, end: int) -> np.ndarray:
+        """A copy of entries [first, end) of an axis as a NumPy array."""
+        start, width, pitch, height = _lines(source, axis, first, end)
+        found = np.empty((*source.shape[:axis], end - first, *source.shape[axis + 1 :]), source.dtype)
+        self._device.read_lines(source.address + start, found.ctypes.data, width, (pitch, width), height)
+        return found
+
+    def write_entries(self, target: Tensor, axis: int, first: int, values: np.ndarray) -> None:
+        """Replace the entries of an axis from ``first`` on by a NumPy array."""
+        values = np.ascontiguousarray(values)
+        start, width, pitch, height = _lines(target, axis, first, first + values.shape[axis])
+        self._device.write_lines(target.address + start, values.ctypes.data, width, (pitch, width), height)
 
     def begin(self, total: int, progress: Progress | None) -> None:
         """Let ``weight`` return before its matrix is in device memory, until ``loaded``.  ``progress("load", done, total)``
@@ -144,8 +161,8 @@ class PersistentMemory:
         self._reading, self._orders = False, {}
 
 
-def _lines(array: np.ndarray, axis: int, first: int, end: int) -> tuple[int, int, int, int]:
-    """Entries [first, end) of an axis of a contiguous array as lines: where the first one begins, the bytes of a line, those
-    from one line to the next, and the number of lines."""
-    entry = math.prod(array.shape[axis + 1 :]) * array.itemsize
+def _lines(array: Tensor, axis: int, first: int, end: int) -> tuple[int, int, int, int]:
+    """Entries [first, end) of an axis of an array as lines: where the first one begins, the bytes of a line, those from one
+    line to the next, and the number of lines."""
+    entry = math.prod(array.shape[axis + 1 :]) * np.dtype(array.dtype).itemsize
     return first * entry, (end - first) * entry, array.shape[axis] * entry, math.prod(array.shape[:axis])

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import gguf
 
-from engine import state
 from engine.errors import EngineError
+from engine.gguf.digest import sampled_digest
 from engine.gguf.file import GGUF, read_gguf
 from engine.sampling.defaults import sampling_defaults
 from engine.serving.models import Entry
@@ -22,8 +22,8 @@ SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
 
 class Card(NamedTuple):
     """A model: its architecture, number of parameters, format of most weights, bytes of weights, greatest context, width,
-    chat template, that for requests with tools, digest (:func:`engine.state.digest`), recommended parameters of sampling, and
-    whether it is made for embeddings or a reranker; all empty if the file is not known or cannot be read."""
+    chat template, that for requests with tools, digest (:func:`engine.gguf.digest.sampled_digest`), recommended parameters of
+    sampling, and whether it is made for embeddings or a reranker; all empty if the file is not known or cannot be read."""
 
     family: str = ""
     n_params: int = 0
@@ -80,7 +80,7 @@ def _read(path: str, created: int) -> Card:
         file.get(f"{family}.embedding_length", "int", 0),
         "" if found is None else found.plain,
         "" if found is None else found.with_tools or found.plain,
-        state.digest(file),
+        sampled_digest(file),
         MappingProxyType(sampling_defaults(file)[0]),
         file.get(f"{family}.pooling_type", "int", 0) > 0,
     )

@@ -1,0 +1,122 @@
+"""Records: bytes in files that are checked when they are read.
+
+A record is a head of 112 bytes and its contents.  The head has
+
+- 8 bytes: ``BMVALUE1``;
+- 32 bytes: the name of the record, a hash of what its contents are;
+- 8 bytes: the number of bytes of the contents, little-endian;
+- 32 bytes: the SHA-256 of the contents;
+- 32 bytes: the MAC of all that precedes it, BLAKE2b with a secret key.
+
+The hash finds damage.  The MAC tells whether the record was written with the same key (:func:`engine.machine.trust.secret`):
+contents with another one may be anything that somebody made up, with a hash that agrees.
+"""
+
+import hashlib
+import hmac
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from engine.machine.cores import available_cores
+
+MAGIC = b"BMVALUE1"
+NAME = 32
+"""Bytes of a name."""
+
+HEAD = len(MAGIC) + NAME + 8 + 32 + 32
+"""Bytes of the head of a record."""
+
+MOST_READERS = 8
+"""The most threads that read and hash records."""
+
+
+class Damaged(Exception):
+    """A record that is not there, is cut off, or has other contents than when it was written."""
+
+
+class RecordPlace(NamedTuple):
+    """Where a record is: the file, and the position of its head in bytes; and its name."""
+
+    path: Path
+    offset: int
+    name: bytes
+
+
+class ReadRecord(NamedTuple):
+    """The contents of a record, uint8 [n], and whether it has the MAC of the key with which it was read."""
+
+    contents: np.ndarray
+    ours: bool
+
+
+def name_of(*parts: bytes) -> bytes:
+    """The name of a record: a hash of what identifies it."""
+    found = hashlib.blake2b(digest_size=NAME, person=b"record")
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.digest()
+
+
+def write(file: IO[bytes], name: bytes, contents: np.ndarray, key: bytes) -> int:
+    """Write a record whose contents are a contiguous array; returns its bytes.  Raises OSError."""
+    data = contents.reshape(-1).view(np.uint8).data
+    head = MAGIC + name + data.nbytes.to_bytes(8, "little") + hashlib.sha256(data).digest()
+    file.write(head + _mac(head, key))
+    file.write(data)
+    return HEAD + data.nbytes
+
+
+def read(place: RecordPlace, key: bytes) -> ReadRecord:
+    """Read a record.  Raises Damaged."""
+    try:
+        with open(place.path, "rb", buffering=0) as file:
+            file.seek(place.offset)
+            head = file.read(HEAD)
+            signed = head[: -len(_mac(b"", key))]
+            n_bytes = int.from_bytes(head[len(MAGIC) + NAME : len(MAGIC) + NAME + 8], "little")
+            left = os.fstat(file.fileno()).st_size - place.offset - HEAD
+            if len(head) < HEAD or not head.startswith(MAGIC + place.name) or n_bytes > left:
+                raise Damaged
+            contents = np.empty(n_bytes, np.uint8)
+            at = 0
+            while at < n_bytes:
+                count = file.readinto(contents[at:].data)
+                if not count:
+                    raise Damaged
+                at += count
+    except OSError as error:
+        raise Damaged from error
+    if hashlib.sha256(contents.data).digest() != signed[-32:]:
+        raise Damaged
+    return ReadRecord(contents, hmac.compare_digest(_mac(signed, key), head[len(signed) :]))
+
+
+def read_all(places: Sequence[RecordPlace], key: bytes) -> Iterator[ReadRecord | None]:
+    """Read records with several threads, in their order; None for one that is damaged.  A few are read ahead."""
+    n_threads = min(MOST_READERS, available_cores(), max(1, len(places)))
+    with ThreadPoolExecutor(n_threads, "records") as threads:
+        coming: deque[Future[ReadRecord]] = deque()
+        left = iter(places)
+        try:
+            while True:
+                while len(coming) < 2 * n_threads and (place := next(left, None)) is not None:
+                    coming.append(threads.submit(read, place, key))
+                if not coming:
+                    return
+                try:
+                    yield coming.popleft().result()
+                except Damaged:
+                    yield None
+        finally:
+            for each in coming:
+                each.cancel()
+
+
+def _mac(head: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(head, key=key, digest_size=32).digest()
