@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.checks import shown
 from engine.cli import entry
 from engine.cli.model_flags import load_options, speculation_params
 from engine.cli.sampling import flagged
@@ -68,7 +69,20 @@ def run(args: argparse.Namespace) -> int:
         models_max=args.models_max,
         drain_seconds=args.drain_seconds,
         webui=args.webui,
+        slot_folder=slot_folder(args),
     )
+
+
+def slot_folder(args: argparse.Namespace) -> Path | None:
+    """The folder for saved slots; raises UsageError if it cannot be used."""
+    if args.slot_save_path is None:
+        return None
+    folder = Path(args.slot_save_path).expanduser().absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"{shown(str(folder))} is not a folder: make it first, or give another one with --slot-save-path"
+        )
+    return folder
 
 
 def specs(args: argparse.Namespace) -> list["Spec"]:
@@ -118,6 +132,8 @@ class Opener:
 
         args = self._args
         options: dict[str, Any] = load_options(args) | {"parallel": args.parallel, "pooling": args.pooling}
+        if args.cache_disk:
+            options |= {"cache_disk": args.cache_disk << 30, "cache_disk_path": args.cache_disk_path}
         with Report(args.verbose) as report:
             drafts = args.draft_model and not args.no_spec
             draft = resolve(args.draft_model, report.progress) if drafts else None

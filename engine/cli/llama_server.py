@@ -17,7 +17,6 @@ NO_CONFIG = "the page at / keeps its settings in the browser; leave this flag ou
 CORS = "the methods and headers of the routes are always allowed to --cors-origins; leave this flag out"
 SHARED = "texts that begin alike always share what the cache holds; leave this flag out"
 POOL = "all slots share the memory of one cache; set the context of each with -c"
-NOT_SAVED = "what slots hold is not stored; the cache keeps it while the server runs"
 
 OWN: tuple[Other | Flag, ...] = (
     # Answers: a request says what llama-server has as defaults.
@@ -57,7 +56,6 @@ OWN: tuple[Other | Flag, ...] = (
     Flag("-no-kvu --no-kv-unified", 0, POOL),
     Flag("--kv-unified-per-slot", 1, POOL),
     Flag("-sps --slot-prompt-similarity", 1, SHARED),
-    Flag("--slot-save-path", 1, NOT_SAVED),
     Flag(
         "--moe-cache-mib", 1, "all layers run on one device; choose it with --device cpu or --device cuda:N", holds="0"
     ),

@@ -63,6 +63,17 @@ a certificate in PEM format, with those that signed it: the server then speaks H
 MODELS_DIR = """\
 a folder whose GGUF files are offered, too, by their names without .gguf"""
 
+CACHE_DISK = """\
+GiB of files for texts that the cache has held, so that a prompt that begins like one of them is read
+from there, also after a restart; 0 = none"""
+
+CACHE_DISK_PATH = """\
+the folder for --cache-disk; default: one in the user's cache"""
+
+SLOT_SAVE_PATH = """\
+a folder in which clients may save what slots hold, by POST /slots/N?action=save, and take it up
+again; default: they may not"""
+
 TIMEOUT = """\
 time in seconds for a client to send a body, or to go on reading its answer: sets --body-seconds and
 --reader-seconds unless they are given"""
@@ -134,6 +145,9 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
     add("--no-webui", "--no-ui", dest="webui", action="store_false", help="offer no page for conversations at /")
+    add("--cache-disk", **number, type=whole(0), default=0, help=CACHE_DISK)
+    add("--cache-disk-path", metavar="FOLDER", type=filled("name a folder"), help=CACHE_DISK_PATH)
+    add("--slot-save-path", metavar="FOLDER", type=filled("name a folder"), help=SLOT_SAVE_PATH)
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
     add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
     add("-to", "--timeout", metavar="X", type=real(0, above=True), help=TIMEOUT)
@@ -179,6 +193,10 @@ def settle(args: argparse.Namespace) -> None:
         raise UsageError("HTTPS needs a certificate and its key: give both --ssl-cert-file and --ssl-key-file")
     if not is_loopback(args.host) and not args.api_key:
         raise UsageError(f"--host {args.host} can be reached by others: protect the server with --api-key KEY")
+    if args.cache_disk_path is not None and not args.cache_disk:
+        raise UsageError(
+            "--cache-disk-path is the folder of a cache on disk: say how large that is with --cache-disk N"
+        )
     if len(args.model) > 1 and args.draft_model:
         raise UsageError("a draft model drafts for one model: give one -m, or leave out --draft-model")
 

@@ -190,7 +190,7 @@ COMPLETION = _table(
     (
         *(*COMMON, *FORM, *PENALTIES, *RARE, "prompt", "parse_special", "n_predict", "max_tokens", "n_probs"),
         *("seed", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "logit_bias", "stop", "return_tokens"),
-        "return_progress",
+        *("return_progress", "id_slot"),
     )
 )
 
@@ -317,8 +317,14 @@ EVIDENCE: Mapping[str, Table] = {
 """The fields of each route that says how probable a text is, whether an answer is true, or how a token was computed."""
 
 
+SLOTS = _table(("model", "filename", "cache_salt"), changing=())
+"""The fields of what is done with a slot."""
+
+
 def table_of(path: str) -> Table:
     """The fields of a route, whose path may lack the ``/v1`` of OpenAI's."""
+    if path.startswith("/slots/"):
+        return SLOTS
     tables = {**ROUTES, **READING, **POOLED, **EVIDENCE}
     return tables[path if path in tables else "/v1" + path]
 

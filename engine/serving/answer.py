@@ -30,7 +30,7 @@ class Ask:
     prompt: token ids; options: keyword arguments of ``LLM.generate``; n: the number of answers; parser: makes what finds
     thoughts and calls in an answer; logprobs: how many of the most probable tokens to report per token, None: nothing;
     scored: report the log-probabilities of the prompt, too; stop: texts that end an answer; permitted: the tokens that it
-    may consist of; receipt: whether a receipt is wanted.
+    may consist of; receipt: whether a receipt is wanted; slot: the slot that it should get if it is free, -1: any.
     """
 
     prompt: list[int]
@@ -42,6 +42,7 @@ class Ask:
     stop: Sequence[str] = ()
     permitted: Permitted = Permitted()
     receipt: bool = False
+    slot: int = -1
 
     def generations(self, llm: "LLM") -> list[Generation]:
         """Its answers, not yet begun.  Takes a while if they follow a grammar: call it in a thread then."""
@@ -127,6 +128,7 @@ class Answer(Listener):
         if ask.scored:
             scores = PromptScores(llm.tokenizer, ask.prompt, ask.logprobs or 0)
             request_of(self.generation).on_logits, self.prompt_scores = scores, scores.found
+        request_of(self.generation).wanted_slot = ask.slot
         driver.submit(self)
 
     # --- from the driver -------------------------------------------------------------------------------------------

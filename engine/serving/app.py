@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ from engine.serving.llama_server.health import health
 from engine.serving.llama_server.loading import load, unload
 from engine.serving.llama_server.metrics import metrics
 from engine.serving.llama_server.props import props
+from engine.serving.llama_server.saved_slots import act
 from engine.serving.llama_server.shapes import error_response as llama_error
 from engine.serving.llama_server.slots import slots
 from engine.serving.llama_server.template import apply_template
@@ -67,6 +69,7 @@ def app(
     models_max: int = 4,
     preload: bool = True,
     webui: bool = True,
+    slot_folder: Path | None = None,
 ) -> Guard:
     """The server as an ASGI application, for uvicorn or another program that serves one.
 
@@ -92,13 +95,16 @@ def app(
     webui : bool
         Offer a page at ``/``, in which a browser shows conversations.
 
+    slot_folder : Path, optional
+        An existing folder in which clients may save what slots hold.
+
     Returns
     -------
     Guard
         An ASGI application; its attribute ``state`` holds the models.
     """
     limits = limits or Limits()
-    state = State(Models(specs, limits, models_max), limits)
+    state = State(Models(specs, limits, models_max), limits, slot_folder=slot_folder)
 
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
@@ -143,6 +149,7 @@ def routes() -> list[Route]:
         _llama("/models/unload", unload, "POST"),
         _llama("/props", props),
         _llama("/slots", slots),
+        _llama("/slots/{id}", act, "POST"),
         _llama("/tokenizer_info", tokenizer_info),
         _llama("/tokenize", tokenize, "POST"),
         _llama("/detokenize", detokenize, "POST"),

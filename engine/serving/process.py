@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -223,13 +224,22 @@ def serve(
     models_max: int,
     drain_seconds: float,
     webui: bool,
+    slot_folder: Path | None,
 ) -> int:
     """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address or the certificate cannot
     be used, or if the first model cannot be opened."""
     one_arena()
     local = is_loopback(host)
     application = app(
-        specs, limits=limits, keys=keys, local=local, origins=origins, models_max=models_max, preload=False, webui=webui
+        specs,
+        limits=limits,
+        keys=keys,
+        local=local,
+        origins=origins,
+        models_max=models_max,
+        preload=False,
+        webui=webui,
+        slot_folder=slot_folder,
     )
     raise_limit()
     connections = Connections()

@@ -1,6 +1,7 @@
 """What all requests share: the models, the limits and the counts."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.requests import Request
 
@@ -13,13 +14,15 @@ from engine.serving.models import Models
 
 @dataclass
 class State:
-    """The state of a server: ``draining``: no request is admitted any more; ``budget``: the memory that requests hold."""
+    """The state of a server: ``draining``: no request is admitted any more; ``budget``: the memory that requests hold;
+    ``slot_folder``: where slots are saved, None: nowhere."""
 
     models: Models
     limits: Limits
     metrics: Metrics = field(default_factory=Metrics)
     budget: Budget = field(default_factory=Budget)
     draining: bool = False
+    slot_folder: Path | None = None
 
     @classmethod
     def of(cls, request: Request) -> "State":

@@ -79,7 +79,8 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
         "grammar": await read_form(fields, llm, limits),
     }
     stop, permitted = read_stop(fields, limits), read_permitted(fields, llm)
-    return Ask(ids, plain, options, logprobs=top or None, stop=stop, permitted=permitted)
+    slot = fields.whole("id_slot", -1, -1, len(llm.slots) - 1, "-np")
+    return Ask(ids, plain, options, logprobs=top or None, stop=stop, permitted=permitted, slot=slot)
 
 
 def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
@@ -137,7 +138,8 @@ async def _chunks(answers: list[Answer], served: Served, ask: Ask, progress: Pro
 def _chunk(answer: Answer, text: str, ids: list[int]) -> dict[str, Any]:
     """What an object of a stream says besides what it may have of its own."""
     chunk: dict[str, Any] = {"index": 0, "content": text, "tokens": ids, "stop": False}
-    return chunk | {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
+    slot = request_of(answer.generation).slot
+    return chunk | {"id_slot": slot, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
 
 
 def _end(answer: Answer, served: Served, ask: Ask, lines: bool) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def _end(answer: Answer, served: Served, ask: Ask, lines: bool) -> dict[str, Any
         "logit_bias": biases,
     }
     return {
-        "id_slot": -1,
+        "id_slot": request_of(answer.generation).slot,
         "stop": True,
         "model": served.name,
         "tokens_predicted": answer.n_completion,
