@@ -99,10 +99,10 @@ def main(given: list[str] | None = None) -> None:
         gc.collect()
     rate = found["raw"][1] / found["raw"][0]
     print(f"{options.model.name}, {options.tokens} tokens, {os.cpu_count()} cores")
-    print("what\tseconds\tGB\tGB/s\tof the disk's rate")
+    print("what\tseconds\tMB\tGB/s\tof the disk's rate")
     for name, (seconds, n_bytes) in found.items():
         own = n_bytes / seconds
-        print(f"{name}\t{seconds:.3f}\t{n_bytes / 1e9:.3f}\t{own / 1e9:.2f}\t{own / rate:.0%}")
+        print(f"{name}\t{seconds:.3f}\t{n_bytes / 1e6:.3f}\t{own / 1e9:.2f}\t{own / rate:.0%}")
 
 
 if __name__ == "__main__":

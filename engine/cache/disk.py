@@ -7,7 +7,6 @@ alone and not used.
 
 import contextlib
 import os
-import re
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,6 @@ from engine.errors import UsageError
 from engine.machine import records, trust
 
 SUFFIX = ".value"
-
-UNFINISHED = re.compile(r"\.[0-9a-f]{12}")
-"""The names of files that were not finished (:func:`engine.machine.trust.replacing`)."""
 
 KEY_FILE = "key"
 """The file with the key of the MACs."""
@@ -65,7 +61,7 @@ class ValueFolder:
                         name = bytes.fromhex(entry.name.removesuffix(SUFFIX))
                         status = entry.stat(follow_symlinks=False)
                         found.append((status.st_mtime, name, status.st_size))
-                elif UNFINISHED.fullmatch(entry.name):
+                elif trust.is_unfinished(entry.name):
                     Path(entry.path).unlink(missing_ok=True)
         self._sizes = {name: n_bytes for _, name, n_bytes in sorted(found)}
         self.n_bytes = sum(self._sizes.values())

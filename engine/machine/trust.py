@@ -7,6 +7,7 @@ umask.  Systems without user ids, such as Windows, protect the user's folders by
 
 import os
 import stat
+import string
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ CHECKED = hasattr(os, "getuid")
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """The bits of a mode with which others than the owner can write."""
+
+UNFINISHED = 12
+"""Digits of the name of a file that is not finished."""
 
 SECRET_BYTES = 32
 """Bytes of a key."""
@@ -100,7 +104,7 @@ def write(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file for this user only, which takes the place of ``path`` when the block ends without an error.  Raises
     OSError."""
-    unfinished = path.with_name(f".{uuid.uuid4().hex[:12]}")
+    unfinished = path.with_name(f".{uuid.uuid4().hex[:UNFINISHED]}")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
@@ -108,6 +112,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file has the name of one that :func:`replacing` has not finished."""
+    return len(name) == 1 + UNFINISHED and name.startswith(".") and set(name[1:]) <= set(string.hexdigits.lower())
 
 
 def secret(path: Path) -> bytes:
