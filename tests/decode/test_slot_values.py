@@ -40,8 +40,7 @@ def parts(path: Path) -> tuple[dict[str, Any], int]:
     return json.loads(line), len(line) + 1
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("kind", few([*KINDS, "pycoder-moe-mtp"]))
+@pytest.mark.parametrize("kind", few(["pycoder-moe-mtp", *KINDS]))
 def test_a_conversation_goes_on_elsewhere(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = files(kind, tmp_path) if kind in KINDS else {"path_or_name": kind, "device": "cpu"}
     given |= {"n_ctx": 512}
