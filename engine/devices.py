@@ -116,7 +116,8 @@ def why_no_gpu() -> str:
 
 def describe_devices() -> list[tuple[str, str]]:
     """The name and a description of each device of this machine, with its memory in the words of llama.cpp: all of it, and
-    what is free.  Without a GPU, "cuda" and the sentence that says why."""
+    what is free; of several GPUs, also the others whose memory each can access.  Without a GPU, "cuda" and the sentence that
+    says why."""
     from engine.machine.cores import available_cores
     from engine.machine.cpu import cpu_name
     from engine.machine.memory import available_memory, total_memory
@@ -127,9 +128,13 @@ def describe_devices() -> list[tuple[str, str]]:
     try:
         from engine.cuda.runtime.driver import list_devices
 
-        for gpu in list_devices():
+        gpus = list_devices()
+        for gpu in gpus:
             major, minor = gpu.compute_capability
             words = f"{gpu.name}, compute capability {major}.{minor}"
+            if len(gpus) > 1:
+                linked = ", ".join(f"cuda:{index}" for index in gpu.peers)
+                words += f", peer access to {linked}" if linked else ", no peer access"
             devices.append((f"cuda:{gpu.index}", f"{words} {_memory(gpu.memory, gpu.free)}"))
     except DeviceError as error:
         devices.append(("cuda", str(error)))

@@ -41,12 +41,13 @@ OK = Result.CUDA_SUCCESS
 @dataclass
 class FakeDriver:
     """``gpus``: (name, compute capability) of each; ``free``: bytes it reports as free; ``room``: bytes it really
-    provides."""
+    provides; ``linked``: whether a GPU can access the memory of others."""
 
     gpus: list[tuple[str, tuple[int, int]]] = field(default_factory=lambda: [("Abacus X1", (9, 0))])
     free: int = 8 << 30
     room: int = 8 << 30
     copies: Result = OK
+    linked: bool = True
     addresses: Any = field(default_factory=lambda: count(1 << 40, 1 << 36))
     pinned: list[Any] = field(default_factory=list)
 
@@ -73,6 +74,9 @@ class FakeDriver:
             "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 99 << 10,
         }
         return OK, values.get(attribute, 65536)
+
+    def cuDeviceCanAccessPeer(self, index: int, other: int) -> Any:
+        return OK, int(self.linked)
 
     def cuDeviceGetName(self, size: int, index: int) -> Any:
         return OK, self.gpus[index][0].encode().ljust(size, b"\0")
@@ -110,5 +114,6 @@ class FakeDriver:
         return (OK,)
 
     cuDevicePrimaryCtxRelease = cuCtxPushCurrent = cuCtxPopCurrent = cuCtxSetCurrent = _nothing
-    cuEventRecord = cuEventSynchronize = cuEventDestroy = _nothing
+    cuEventRecord = cuEventSynchronize = cuEventDestroy = cuStreamWaitEvent = cuMemcpyAsync = _nothing
+    cuCtxEnablePeerAccess = _nothing
     cuStreamSynchronize = cuStreamDestroy = cuMemsetD8Async = cuMemFree = cuModuleUnload = cuMemFreeHost = _nothing

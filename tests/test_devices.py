@@ -195,9 +195,13 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
     assert main(["--list-devices"]) == 0
     _, *gpus = capsys.readouterr().out.splitlines()
     assert gpus == ["  ".join(words) for words in describe_devices()[1:]] == [
-        "cuda:0  Abacus X1, compute capability 9.0 (16384 MiB, 8192 MiB free)",
-        "cuda:1  Abacus I, compute capability 6.1 (16384 MiB, 8192 MiB free)",
+        "cuda:0  Abacus X1, compute capability 9.0, peer access to cuda:1 (16384 MiB, 8192 MiB free)",
+        "cuda:1  Abacus I, compute capability 6.1, peer access to cuda:0 (16384 MiB, 8192 MiB free)",
     ]  # fmt: skip
+    use(FakeDriver(gpus=[("Abacus X1", (9, 0))] * 2, linked=False), monkeypatch)
+    assert describe_devices()[2][1] == "Abacus X1, compute capability 9.0, no peer access (16384 MiB, 8192 MiB free)"
+    use(FakeDriver(), monkeypatch)
+    assert describe_devices()[1][1] == "Abacus X1, compute capability 9.0 (16384 MiB, 8192 MiB free)"
     assert why_no_gpu() == ""
     assert open_device("auto").label == "cuda:0 Abacus X1"
     assert open_device("cpu", 1).label == "cpu"

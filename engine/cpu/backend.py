@@ -27,10 +27,11 @@ from engine.cpu.operations.mamba import MambaOperations
 from engine.cpu.operations.short_conv import ShortConvOperations
 from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, pieces_of, repack
+from engine.cpu.runtime.crossing import HostCrossing
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import Slabs, aligned
-from engine.cpu.runtime.split import WholePass
+from engine.cpu.runtime.split import NoMark, WholePass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.errors import UsageError
 from engine.gguf.pages import give_back
@@ -257,6 +258,9 @@ class Backend(
     def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> None:
         """None: the host computes the passes itself."""
 
+    def crossing(self, source: DeviceOperations, n_bytes: int) -> HostCrossing:
+        return HostCrossing()
+
     def inputs(self) -> None:
         """None: passes take their inputs as arguments."""
 
@@ -288,6 +292,10 @@ class Backend(
     def split(self, forward: Forward[np.ndarray], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> WholePass:
         """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""
         return WholePass(partial(self.run, forward, batch, n_logits, None, most))
+
+    def mark(self) -> NoMark:
+        """One for which nobody waits: passes end before they return."""
+        return NoMark()
 
     def next_rows(self, left: int, most: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.  beside: has no effect,

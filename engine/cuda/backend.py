@@ -49,7 +49,8 @@ from engine.cuda.products import dense, matmul, warpgroup_chain, warpgroup_matmu
 from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.crossing import DeviceCrossing
+from engine.cuda.runtime.device import Device, Mark
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.occupant import Occupant
@@ -221,6 +222,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> PinnedExchange:
         return PinnedExchange(self.recorder, borders, rows, width, n_used)
 
+    def crossing(self, source: DeviceOperations, n_bytes: int) -> DeviceCrossing:
+        assert isinstance(source, Backend)
+        return DeviceCrossing(source.device, self.device, n_bytes)
+
     def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
         """A weight matrix that the operations can read, copied to the device and arranged in records.  Raises DeviceError if
         memory runs out.
@@ -306,6 +311,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPlan:
         """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one."""
         return self._prepared(forward, batch, n_logits, None, most)
+
+    def mark(self) -> Mark:
+        return self.device.mark()
 
     def _prepared(
         self,

@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from engine.arrays import A, Batch
+from engine.arrays import A, A_co, Batch
 from engine.compile.jobs import Job
 from engine.ops.model import AnyModel, Recordable
 from engine.ops.observation import Observer
@@ -37,6 +37,26 @@ class SplitPass(Protocol):
     def cancel(self) -> None:
         """Abandon the pass: no further pieces can be started.  The contents of the positions that it should have stored are
         undefined."""
+
+
+class BackendPass(SplitPass, Protocol[A_co]):
+    """A pass of a backend."""
+
+    @property
+    def output(self) -> A_co | None:
+        """What the function of the pass has returned, in the memory of the backend: valid for everything that is started
+        there before another pass of the same role.  All pieces must have been started."""
+
+
+class Mark(Protocol):
+    """A point in the queue of a backend: that of the last call of :meth:`set`."""
+
+    def set(self) -> None:
+        """Move it to the end of everything that has been started."""
+
+    def wait(self, what: str) -> None:
+        """Wait until everything before it has ended; for nothing before the first :meth:`set`.  Raises DeviceError, naming
+        the operation ``what``, if that has failed."""
 
 
 class Executor(Protocol[A]):
@@ -79,7 +99,7 @@ class Executor(Protocol[A]):
         out: a contiguous array that the result is written to, and which is returned; None: a new one.
         """
 
-    def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPass:
+    def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> BackendPass[A]:
         """Prepare a pass over the rows of ``batch`` that is started in pieces.  If the batch has ``ends``, the logits of the
         rows that it names are computed instead of those of the last rows.
 
@@ -87,6 +107,9 @@ class Executor(Protocol[A]):
 
         most: see :meth:`run`.
         """
+
+    def mark(self) -> Mark:
+        """A point in the queue, which is nowhere yet."""
 
     def many_answers(self, weights: Mapping[str, int]) -> int:
         """The number of answers from which a decode batch of more than ``decode_rows`` is faster than several batches.

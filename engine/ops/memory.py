@@ -9,6 +9,8 @@ from numpy.typing import DTypeLike
 from engine.arrays import A, M_co, Matrix
 from engine.cache.pages import PagedMemory
 from engine.compile.jobs import Job
+from engine.ops.crossing import Crossing
+from engine.ops.device import DeviceOperations
 from engine.ops.exchange import Exchange, Host
 from engine.ops.weight import Weight
 
@@ -101,6 +103,10 @@ class MemoryOperations(Protocol[A, M_co]):
     def exchange(self, borders: int, rows: int, width: int, n_used: int = 0) -> Exchange[A] | None:
         """A number of borders at which recorded passes of this device exchange up to ``rows`` rows, float32 [rows, width],
         with the host while they run, and up to ``n_used`` experts of each row.  None if the device cannot.  Raises
+        DeviceError if memory runs out."""
+
+    def crossing(self, source: DeviceOperations, n_bytes: int) -> Crossing[A]:
+        """The way of up to ``n_bytes`` bytes at a time from ``source``, a backend of the same kind, to this one.  Raises
         DeviceError if memory runs out."""
 
     def weight(self, weight: Weight, host: bool = False) -> M_co:

@@ -24,5 +24,20 @@ class WholePass:
         because the pass has ended."""
         return self._result
 
+    @property
+    def output(self) -> np.ndarray | None:
+        """The result of the pass."""
+        return self._result
+
     def cancel(self) -> None:
         """Do nothing, because no piece is left."""
+
+
+class NoMark:
+    """A point that everything has already passed (``engine.ops.executor.Mark``)."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+    def wait(self, what: str) -> None:
+        """Do nothing."""

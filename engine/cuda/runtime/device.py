@@ -1,7 +1,7 @@
 """One GPU: memory, launches, captured graphs, and errors that say what to do.
 
-All calls use NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
-``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 a kernel may start before the previous kernel has ended
+All calls use NVIDIA's driver bindings on one stream of the device's primary context, which each call makes the current one of
+its thread: one thread may use several GPUs in turn.  Kernels come from ``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 a kernel may start before the previous kernel has ended
 (programmatic dependent launch), so every kernel calls ``wait_for_inputs`` before it reads the results of another one.
 """
 
@@ -106,6 +106,7 @@ class Mark:
 
     def set(self) -> None:
         """Move it to the end of everything launched so far."""
+        self._device._use()
         self._device._check(self._device._driver.cuEventRecord(self._event, self._device._stream), "a mark")
 
     def wait(self, what: str) -> None:
@@ -262,17 +263,25 @@ class Device:
 
     def reach(self, other: "Device") -> None:
         """Let kernels of this device access the memory of another one.  Raises DeviceError if the two are not connected."""
-        self._use()
         other._is_reached = True
-        able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a query of another GPU")
-        if not able:
+        if not self.access(other):
             raise DeviceError(
                 f"cuda:{self.info.index} cannot read the memory of cuda:{other.info.index}, as an assistant must; "
                 "leave out its device (device_draft=...)."
             )
+
+    def access(self, other: "Device") -> bool:
+        """Let kernels and copies of this device access the memory of another one (peer access); False if the two are not
+        connected.  True for the same GPU."""
+        self._use()
+        if other.info.index == self.info.index:
+            return True
+        if not self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a query of another GPU"):
+            return False
         status = self._driver.cuCtxEnablePeerAccess(other._context, 0)
         if status[0] != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
             self._check(status, "enabling access to another GPU")
+        return True
 
     def _free_host(self, pointer: int) -> None:
         with contextlib.suppress(Exception):
@@ -326,6 +335,22 @@ class Device:
         """A point in the queue, which is nowhere yet."""
         self._use()
         return Mark(self)
+
+    def follow(self, mark: Mark) -> None:
+        """Let what is launched from now on start only after what was before a mark, usually one in the queue of another
+        device.  The host does not wait."""
+        self._use()
+        self._check(self._driver.cuStreamWaitEvent(self._stream, mark._event, 0), "waiting for another GPU")
+        self._first = True
+
+    def move(self, target: int, source: int, n_bytes: int) -> None:
+        """Copy memory after everything launched so far.  The host does not wait.
+
+        target, source: addresses of memory of this device, of another one that it can :meth:`access`, or of pinned memory.
+        """
+        self._use()
+        self._check(self._driver.cuMemcpyAsync(target, source, n_bytes, self._stream), "a copy between GPUs")
+        self._first = True
 
     def _staged(self, array: np.ndarray) -> int:
         """Copy a small array to pinned memory, which is not reused before the copy to the device has ended; returns its host
@@ -439,6 +464,7 @@ class Device:
         memory that it prefers as shared memory; 0: that of ``shared_percent``."""
         if self.on_launch:
             self.on_launch(specialization.name)
+        self._use()
         function = self.load(specialization)
         driver = self._driver
         config = driver.CUlaunchConfig()
@@ -482,6 +508,7 @@ class Device:
 
     def is_idle(self) -> bool:
         """Whether everything launched has ended.  Raises DeviceError if an operation has failed."""
+        self._use()
         (status,) = self._driver.cuStreamQuery(self._stream)
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -502,6 +529,7 @@ class Device:
         except BaseException:
             driver.cuStreamEndCapture(self._stream)
             raise
+        self._use()
         captured = self._check(driver.cuStreamEndCapture(self._stream), "the capture of a graph")
         graph.executable = self._check(driver.cuGraphInstantiate(captured, 0), "the preparation of a graph")
         graph.n_nodes = int(self._check(driver.cuGraphGetNodes(captured), "the preparation of a graph")[1])
@@ -521,6 +549,7 @@ class Device:
 
     def elapsed(self, start: Handle, end: Handle) -> float:
         """Seconds between two events.  Waits for the second one."""
+        self._use()
         self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
         return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
 

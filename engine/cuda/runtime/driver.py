@@ -22,7 +22,8 @@ MODULE_VERSION = Path("/sys/module/nvidia/version")
 @dataclass(frozen=True)
 class DeviceInfo:
     """The properties of a GPU that the driver reports.  Memory is in bytes; shared memory is the maximum per block;
-    ``driver`` is the version of the driver, if it can be read, and the latest version of CUDA that it supports."""
+    ``driver`` is the version of the driver, if it can be read, and the latest version of CUDA that it supports; ``peers`` are
+    the numbers of the other GPUs whose memory it can access."""
 
     index: int
     name: str
@@ -32,6 +33,7 @@ class DeviceInfo:
     multiprocessors: int
     shared_memory: int
     driver: str = ""
+    peers: tuple[int, ...] = ()
 
 
 def bindings() -> ModuleType:
@@ -88,7 +90,14 @@ def describe(driver: ModuleType, index: int) -> DeviceInfo:
         driver.cuCtxPopCurrent()
     finally:
         driver.cuDevicePrimaryCtxRelease(handle)
-    return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared, _version(driver))
+    sizes = int(total), int(free), count, shared
+    return DeviceInfo(index, name, (major, minor), *sizes, _version(driver), _peers(driver, index))
+
+
+def _peers(driver: ModuleType, index: int) -> tuple[int, ...]:
+    others = (i for i in range(int(value(driver.cuDeviceGetCount()))) if i != index)
+    own = value(driver.cuDeviceGet(index))
+    return tuple(i for i in others if value(driver.cuDeviceCanAccessPeer(own, value(driver.cuDeviceGet(i)))))
 
 
 def _version(driver: ModuleType) -> str:

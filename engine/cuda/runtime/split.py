@@ -63,6 +63,11 @@ class SplitPlan:
             self._ops.device.synchronize()
         return self._result
 
+    @property
+    def output(self) -> Tensor | None:
+        """The result of the pass."""
+        return self._plan.result
+
     def cancel(self) -> None:
         """Launch no further piece."""
         self._started, self._wanted = self.pieces, ()

@@ -2,8 +2,10 @@
 addresses, and a launch runs the kernel thread by thread before it returns."""
 
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,13 @@ from engine.errors import DeviceMemoryError
 
 GAP = 1 << 20
 """Bytes between two allocations, so that an address past the end of one is in none."""
+
+SPACE = 1 << 40
+"""Bytes of the addresses of a device, which no other device has."""
+
+_numbers = count(1)
+_devices: "weakref.WeakValueDictionary[int, SimulatedDevice]" = weakref.WeakValueDictionary()
+"""The devices by the part of the address space that they have."""
 
 
 class SimulatedGraph:
@@ -51,7 +60,8 @@ class SimulatedMark:
 
 class SimulatedDevice:
     """``damage``: called after each kernel with (device, specialization, arguments), to imitate a faulty kernel;
-    ``in_graph``: whether that kernel was started by a captured graph."""
+    ``in_graph``: whether that kernel was started by a captured graph; ``peers``: devices whose memory its kernels access, if it
+    ``links`` to others at all."""
 
     name = "simulated GPU"
     compute_capability = (9, 0)
@@ -60,6 +70,8 @@ class SimulatedDevice:
     shared_memory = 99 << 10
     #: Shuffles the order of threads; None: they run in order.
     seed: int | None = None
+    #: Whether it can access the memory of other devices.
+    links = True
 
     def __init__(self, index: int = 0, memory: int = 1 << 30) -> None:
         sizes = memory, memory, self.multiprocessors, self.shared_memory
@@ -73,7 +85,10 @@ class SimulatedDevice:
         #: Launches of a graph that begin when the host has set the flag that the first one waits for.
         self.waiting: deque[tuple[Any, ...]] = deque()
         self._memory: dict[int, np.ndarray] = {}
-        self._next = 1 << 32
+        number = next(_numbers)
+        self._next = number * SPACE
+        _devices[number] = self
+        self.peers: list[SimulatedDevice] = []
         self._capturing: SimulatedGraph | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------
@@ -110,7 +125,7 @@ class SimulatedDevice:
     def at(self, address: int, n_bytes: int = 0) -> np.ndarray:
         """The memory from an address to the end of its allocation, uint8, or the first ``n_bytes`` of it."""
         # A copy: the garbage collector may free memory at any time.
-        for start, memory in list(self._memory.items()):
+        for start, memory in [pair for device in (self, *self.peers) for pair in list(device._memory.items())]:
             if start <= address < start + memory.size:
                 rest = memory[address - start :]
                 assert n_bytes <= rest.size, f"{n_bytes} bytes where {rest.size} are allocated"
@@ -152,6 +167,23 @@ class SimulatedDevice:
 
     def mark(self) -> "SimulatedMark":
         return SimulatedMark()
+
+    def follow(self, mark: "SimulatedMark") -> None:
+        pass
+
+    def access(self, other: "SimulatedDevice") -> bool:
+        if self.links and other is not self and other not in self.peers:
+            self.peers.append(other)
+        return self.links or other is self
+
+    def reach(self, other: "SimulatedDevice") -> None:
+        assert self.access(other)
+
+    def move(self, target: int, source: int, n_bytes: int) -> None:
+        for device in (_devices[target // SPACE], _devices[source // SPACE]):
+            device.resume()
+        given = _devices[source // SPACE].at(source, n_bytes)
+        _devices[target // SPACE].at(target, n_bytes)[:] = given
 
     def pinned(self, shape: tuple[int, ...], dtype: Any, what: str = "", zeroed: bool = True) -> tuple[np.ndarray, int]:
         array = np.zeros(shape, dtype) if zeroed else np.full(shape, 0xFF, dtype)
