@@ -185,7 +185,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 acceptance=test.acceptance,
             )
             now = datetime.now(UTC)
-        threaded = llm.n_threads > 0 or bool(llm.model.stages)
+        threaded = any(device.n_threads for device in devices)
         # A GPU's memory is freed when nothing refers to it: no reference cycle may hold it while the next model is loaded.
         del llm, ops, devices
         gc.collect()
@@ -376,7 +376,8 @@ Exit status: 0 measured, 2 user error (one sentence on stderr says what to do), 
 Ctrl-C, 1 a bug. `bitmirror synthetic --list` lists the shapes of random models."""
 
 DEVICE = """\
-cpu, cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU if there is none"""
+cpu, cuda, cuda:1 and so on, several GPUs such as cuda:0,cuda:1, or auto: the first usable GPU, or the
+CPU if there is none"""
 
 
 SWEEP = f"""\

@@ -38,11 +38,28 @@ def parse_device(name: str) -> int | None:
     return 0 if name == "auto" else None
 
 
-def begin_gpu(name: str) -> None:
-    """Begin to start the GPU of a device name in other threads: its driver, its context, and the import of its kernels.  Each
-    takes tenths of a second, in which the caller can import what it needs itself.  ``open_device`` waits for them, and it
-    reports errors."""
-    index = parse_device(name)
+def parse_devices(names: str) -> tuple[str, ...]:
+    """The device names in "cuda:0,cuda:1" and so on, or the only one.  Raises UsageError for a name that ``parse_device``
+    does not know, for several devices that are not all GPUs, and for one that is named twice."""
+    found = tuple(names.split(","))
+    numbers = [parse_device(name) for name in found]
+    if len(found) == 1:
+        return found
+    if None in numbers or "auto" in found:
+        raise UsageError(
+            f"several devices are GPUs by number, such as cuda:0,cuda:1, not {described(names)}; layers on the CPU are for "
+            "one GPU (n_gpu_layers=...)."
+        )
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"device {described(names)} names a GPU twice; name each once.")
+    return found
+
+
+def begin_gpu(names: str) -> None:
+    """Begin to start the first GPU of ``parse_devices`` in other threads: its driver, its context, and the import of its
+    kernels.  Each takes tenths of a second, in which the caller can import what it needs itself.  ``open_device`` waits for
+    them, and it reports errors."""
+    index = parse_device(parse_devices(names)[0])
     if index is not None and "engine.cuda.backend" not in sys.modules:
         threading.Thread(target=_begin, args=(index,), name="kernels", daemon=True).start()
 
@@ -58,7 +75,8 @@ def _begin(index: int) -> None:
 
 def check_gpu_memory(limit: int, *names: "str | Target") -> None:
     """Raise UsageError if there is a limit for the memory of a GPU and none of these devices is a GPU of this machine."""
-    if limit and all(not isinstance(name, str) or parse_device(name) is None for name in names):
+    given = [each for name in names if isinstance(name, str) for each in parse_devices(name)]
+    if limit and all(parse_device(name) is None for name in given):
         raise UsageError(
             "gpu_memory=... limits the memory of a GPU of this machine, and the model runs on none: leave it out, or "
             'choose a GPU (device="cuda").'

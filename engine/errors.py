@@ -18,6 +18,8 @@ FLAGS = {
     "device": "--device",
     "device_draft": "--device-draft",
     "gpu_memory": "--gpu-memory",
+    "split_mode": "--split-mode",
+    "tensor_split": "--tensor-split",
     "draft_model": "--draft-model",
     "ds4_rounding": "--ds4-rounding",
     "mtp": "--mtp",

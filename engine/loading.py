@@ -16,7 +16,7 @@ from engine.checks import described, folder_path, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.default_cache import default_types
-from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device
+from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device, parse_devices
 from engine.errors import ContextError, DeviceError, DeviceMemoryError, ModelError, UsageError
 from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.gguf.quants import FORMATS
@@ -37,6 +37,7 @@ from engine.models.division import (
     weight_bytes,
 )
 from engine.models.families.deepseek4 import with_rounding
+from engine.models.layer_split import MODES, layer_split, parse_split
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
 from engine.models.placement import Placement
@@ -89,6 +90,8 @@ def load(
     n_gpu_layers: int | None = None,
     n_cpu_moe: int = 0,
     override_tensor: str = "",
+    split_mode: str = "layer",
+    tensor_split: str = "",
     mtp: bool = True,
     parallel: int = 1,
     draft_max: int = 0,
@@ -106,9 +109,9 @@ def load(
         A GGUF file, ``hf:owner/repo:Q4_K_M`` or ``hf:owner/repo/file.gguf`` for a file of the model hub, or the name of a
         model that ``bitmirror models`` lists. By default the model that ships with the package.
     device : str
-        "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU. The answer is
-        the same, bit for bit. (A ``Target`` of ``engine/cuda/target.py`` is a GPU that kernels can only be compiled
-        for.)
+        "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU. Several GPUs,
+        such as "cuda:0,cuda:1", each have a part of the layers. The answer is the same, bit for bit. (A ``Target`` of
+        ``engine/cuda/target.py`` is a GPU that kernels can only be compiled for.)
     n_ctx : int
         Positions of the context; 0: the model's trained context, or what fits into half of the free memory.
     n_threads : int
@@ -153,6 +156,11 @@ def load(
         ``"REGEX=DEVICE,..."``: the device, cpu or gpu, of the parts of layers whose tensors' names contain a match, such as
         ``"ffn_.*_exps=cpu"``. The first match counts, and it takes precedence over ``n_gpu_layers`` and ``n_cpu_moe``. The
         tensors of a mixer stay together, and so do those of a network.
+    split_mode : str
+        How several GPUs divide a model: "layer": each has a run of layers, in the order of ``device``; "none": the first one
+        has all of it.
+    tensor_split : str
+        The shares of several GPUs, a number for each, such as "3,1"; 0: none. By default in proportion to their free memory.
     mtp : bool
         Whether a model that has a layer for drafting (multi-token prediction) uses it. A draft model takes precedence.
     parallel : int
@@ -240,12 +248,14 @@ def load(
         folder = open_folder(where, memory_size("cache_disk", cache_disk))
     elif cache_disk_path is not None:
         raise UsageError("cache_disk_path is the folder of a cache on disk; say how large that is with cache_disk=...")
-    ops = open_device(device, n_threads, None, batch_size, limit)
+    names, shares = _split(device, split_mode, tensor_split)
+    gpus = tuple(open_device(name, n_threads, None, batch_size, limit) for name in names)
+    ops = gpus[-1]
     drafter, draft_ops = None, ops
     if draft_model is not None:
         drafter = _open(draft_model, check_tensors, progress)
         # On one GPU both models share a device object, so that drafts need not leave the GPU.
-        draft_ops = open_device(device_draft or device, n_threads, ops, batch_size, limit)
+        draft_ops = open_device(device_draft or names[-1], n_threads, ops, batch_size, limit)
     # A layer of a model in a file of its own.
     layer = drafter.gguf if drafter is not None and is_mtp(drafter.gguf) else None
     if layer is not None and device_draft is not None:
@@ -265,7 +275,10 @@ def load(
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
     rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads, kv_budget
-    options = _Options(types, batch_size > 0, mtp and drafter is None, *rest, pooling=pooling or "")
+    split = gpus if len(gpus) > 1 else ()
+    options = _Options(
+        types, batch_size > 0, mtp and drafter is None, *rest, pooling=pooling or "", gpus=split, shares=shares
+    )
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
         check_tokens(layer.path, layer.require("tokenizer.ggml.tokens", "str[]"), llm)
@@ -290,6 +303,7 @@ def load(
                 drafted=False,
                 layer=None,
                 division=Division(n_gpu_layers=ALL_LAYERS),
+                gpus=(),
             ),
             progress,
         )
@@ -310,6 +324,20 @@ def _given_types(both: str | None, keys: str | None, values: str | None) -> Type
         own = k if types.k.whole else v
         raise UsageError(f"cache type {own} is for keys and values alike, not for {k} and {v}: use {own} for both.")
     return types
+
+
+def _split(device: "str | Target", mode: str, shares: str) -> tuple[tuple["str | Target", ...], tuple[float, ...]]:
+    """The devices that have parts of a model, and their shares; () for those of their free memory.  Raises UsageError."""
+    if mode not in MODES:
+        raise UsageError(f"split_mode must be {' or '.join(MODES)}, not {described(mode)}.")
+    if not isinstance(device, str):
+        return (device,), ()
+    names = parse_devices(device)
+    given = parse_split(shares, len(names))
+    if mode == "none":
+        return names[:1], ()
+    used = [i for i in range(len(names)) if not given or given[i]]
+    return tuple(names[i] for i in used), tuple(given[i] for i in used if given)
 
 
 @dataclass(frozen=True)
@@ -378,6 +406,9 @@ class _Options:
     types: Types = F16
     #: Whether fewer than ``parallel`` answers are computed at the same time if memory is short.
     fewer: bool = True
+    #: The GPUs that divide the layers, if there are several, and their shares; () for those of their free memory.
+    gpus: tuple[Ops, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
@@ -513,6 +544,8 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _
     """Where the parts of a model lie: as the options say, or else on the GPU as far as its memory reaches; and whether it was
     chosen because it should fit into that memory.  Raises UsageError for options that do not fit the model."""
     division, whole = options.division, Placement.whole(config, ops)
+    if options.gpus:
+        return _layers_of_gpus(config, gguf, n_ctx, options), False
     if division.divides(config):
         host = host_beside(ops, options.n_threads)
         return (whole if host is None else division.placement(config, gguf, ops, host)), False
@@ -534,6 +567,39 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _
     host = host_beside(ops, options.n_threads)
     found = host and fitted(config, gguf, ops, host, fits)
     return found or whole, found is not None
+
+
+def _layers_of_gpus(config: ModelConfig, gguf: GGUF, n_ctx: int, options: _Options) -> Placement:
+    """The placement with a part of the layers on each of several GPUs, so that each has room for its part.  Raises UsageError
+    for options that do not fit, and DeviceError if a GPU has too little memory."""
+    gpus = options.gpus
+    if options.division.divides(config):
+        raise UsageError(
+            "layers on the CPU are for one GPU: name one (device=...), or leave out n_gpu_layers, n_cpu_moe and "
+            "override_tensor."
+        )
+    if not config.causal or config.pooling:
+        raise UsageError(f"{gguf.path.name} computes embeddings, on one device: name one (device=...).")
+    shares = options.shares or [ops.free_memory(0) for ops in gpus]
+    positions, rewind = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT), _rewind(options.draft_max, gpus[-1], config)
+    for everything in (False, True):
+        placement = layer_split(config, gguf, gpus, shares, everything)
+        weights = weight_bytes(config, gguf, placement)
+        weights[gpus[-1]] += options.beside
+        sizes = positions, gpus[-1].decode_rows, rewind, 1, positions
+        rooms = [
+            (ops.free_memory(weights[ops]), context_bytes(config, ops, options.types, *sizes, placement))
+            for ops in gpus
+        ]
+        if all(room >= needed for room, needed in rooms):
+            return placement
+    for ops, (room, _) in zip(gpus, rooms, strict=True):
+        if room <= 1:
+            raise DeviceError(
+                f"{ops.label} has {ops.free_memory(0) / 1e9:.2f} GB free and its layers need {weights[ops] / 1e9:.2f} GB: "
+                "give it a smaller share (tensor_split=...), or name more devices (device=...)."
+            )
+    return placement
 
 
 def _check_weights(gguf: GGUF, tensors: Mapping[Ops, list[GGUFTensor]]) -> None:

@@ -8,8 +8,8 @@ The tool counts the bits that differ, in three comparisons:
   rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
 * if a whole pass differs although every kernel is correct by itself: the first launch of the captured graph that differs.
 
-A model that is divided between the GPU and the CPU (-ngl, -ncmoe, -ot, or because it is too large) is compared with the CPU
-after each stage (``engine/verify/stages.py``), and so are its cache and its answers.
+A model that is divided between the GPU and the CPU (-ngl, -ncmoe, -ot, or because it is too large), or between several GPUs,
+is compared with the CPU after each stage (``engine/verify/stages.py``), and so are its cache and its answers.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 from engine.checks import shown
 from engine.cli import entry, shared
 from engine.cli.parser import Parser, filled, whole
-from engine.devices import parse_device
+from engine.devices import parse_device, parse_devices
 from engine.errors import DeviceError, UsageError
 from engine.limits import MOST_DRAFTS
 from engine.version import ARITHMETIC
@@ -82,7 +82,7 @@ def parser(prog: str = "bitmirror parity") -> Parser:
     shared.add_cache_types(group, separate=False)
     shared.add_ds4_rounding(group)
     shared.add_threads(group)
-    shared.add_device(group, "the GPU: cuda, cuda:1 and so on", default="cuda")
+    shared.add_device(group, "the GPU: cuda, cuda:1 and so on, or several: cuda:0,cuda:1", default="cuda")
     shared.add_division(group)
 
     add = top.add_argument_group("comparison").add_argument
@@ -109,10 +109,10 @@ def settle(args: argparse.Namespace) -> None:
         raise UsageError(
             "the simulator compares a small model only, in a checkout: run python -m tests.cuda.simulated.parity"
         )
-    index = parse_device(args.device)
-    if index is None:
+    numbers = [parse_device(name) for name in parse_devices(args.device)]
+    if None in numbers:
         raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}")
-    args.device = f"cuda:{index}"
+    args.device = ",".join(f"cuda:{index}" for index in numbers)
 
 
 # --- command line ----------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.devices import open_device
 
     try:
-        gpu = open_device(args.device)  # so that a missing GPU is reported before a model is read
+        gpu = open_device(parse_devices(args.device)[0])  # so that a missing GPU is reported before a model is read
     except DeviceError as error:
         raise DeviceError(
             f"bitmirror parity compares the CPU with an NVIDIA GPU, and there is none to use: {without_cpu(error)}"
@@ -184,7 +184,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
             from engine.verify.report import about_model, outcome, without_paths
 
             chosen = ("cache_type", "ds4_rounding", "batch_size", "gpu_memory", "seed", "n_gen", "verbose")
-            division = ("gpu_layers", "n_cpu_moe", "override_tensor")
+            division = ("gpu_layers", "n_cpu_moe", "override_tensor", "split_mode", "tensor_split")
             options = {"n_prompt": len(ids), **{name: getattr(args, name) for name in (*chosen, *division)}}
             seconds = round(time.perf_counter() - begun, 1)
             about = about_model(path, gguf) | {"options": options, "seconds": seconds}

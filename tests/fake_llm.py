@@ -155,9 +155,11 @@ class FakeLLM:
         self.tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(tokens=[path.name]))
         self.closed = False
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
+        own = ops(options["device"])
         self.model = SimpleNamespace(
-            ops=ops(options["device"]), gguf=read_gguf(path), stages=[], streaming=None, stage_seconds=dict
+            ops=own, devices=(own,), gguf=read_gguf(path), stages=[], streaming=None, stage_seconds=dict
         )
+        self.model.cache = SimpleNamespace(memory_bytes=lambda ops: self.cache_bytes)
         self.n_threads = self.model.ops.n_threads
         self.cache = SimpleNamespace(layers=[])
         self.sampling, self.warnings = sampling_defaults(self.model.gguf)
@@ -208,6 +210,8 @@ NO_DRAFT: dict[str, Any] = {
     "n_gpu_layers": None,
     "n_cpu_moe": 0,
     "override_tensor": "",
+    "split_mode": "layer",
+    "tensor_split": "",
     "mtp": True,
     "draft_max": 0,
     "snapshot_bytes": None,

@@ -34,7 +34,7 @@ def test_names(name: str, index: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:1,2", "cuda:²", "cuda:99999", "cpu "]
+    "name", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:1;2", "cuda:²", "cuda:99999", "cpu "]
 )
 def test_other_names_are_refused_before_anything_is_loaded(name: str, capsys: Capture) -> None:
     with pytest.raises(UsageError, match="--list-devices"):

@@ -44,7 +44,7 @@ class Flag:
     holds: str = ""
 
 
-ONE_GPU = "a model runs on one GPU, and on the CPU beside it; choose the GPU with --device cuda:N"
+ONE_GPU = "a model runs on GPUs of this machine, and on the CPU beside one; choose them with --device cuda:N,..."
 MAPPED = "the model's file is always mapped into memory; leave this flag out"
 READS_TEXT = "only text input is supported; leave this flag out"
 FROM_THE_FILE = "the rotation of positions follows the model's file; change its metadata with gguf-new-metadata"
@@ -66,8 +66,6 @@ MEMORY = "the context and the batch size are always fitted to the free memory; s
 RUN: tuple[Other | Flag, ...] = (
     # The model and where it runs.
     Other("-mg --main-gpu", "--device=cuda:{}"),
-    Flag("-sm --split-mode", 1, ONE_GPU, holds="none"),
-    Flag("-ts --tensor-split", 1, ONE_GPU),
     Flag("-ncffn --n-cpu-ffn", 1, "place networks with -ot, such as -ot ffn_=CPU", holds="0"),
     Flag("--rpc", 1, ONE_GPU),
     Flag("-kvo --kv-offload --op-offload --no-op-offload --no-host", 0, ONE_GPU, holds=ANY),
@@ -204,8 +202,7 @@ RUN: tuple[Other | Flag, ...] = (
 
 BENCH: tuple[Other | Flag, ...] = (
     Other("-mg --main-gpu", "--device=cuda:{}"),
-    Flag("-sm --split-mode", 1, ONE_GPU, holds="none"),
-    Flag("-ts --tensor-split -rpc --rpc", 1, ONE_GPU),
+    Flag("-rpc --rpc", 1, ONE_GPU),
     Flag("-ncffn --n-cpu-ffn", 1, "place networks with -ot, such as -ot ffn_=CPU", holds="0"),
     Flag("-nkvo --no-kv-offload", 1, "the cache is always on the model's device; use --device cpu for both", holds="0"),
     Flag("-nopo --no-op-offload --no-host", 1, ONE_GPU, holds="0 1"),

@@ -13,8 +13,8 @@ MiB of host memory in which recurrent models keep states near the ends of messag
 conversation can resume there; -1 = up to 2048, less if memory is short"""
 
 DEVICE = """\
-cpu (or none), cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU if there is none;
-the answer is the same"""
+cpu (or none), cuda, cuda:1 and so on, several GPUs such as cuda:0,cuda:1, each with a part of the
+layers, or auto: the first usable GPU, or the CPU if there is none; the answer is the same"""
 
 DRAFT_MODEL = """\
 a smaller model with the same vocabulary that drafts tokens for this one, an EAGLE-3 or DFlash

@@ -267,11 +267,17 @@ class Report:
             other = llm.draft.ops.device_memory()
             if other is not None:
                 self.line(f"memory of {llm.draft.ops.label}: {_bytes(other.allocated)} for the assistant")
-        rest = memory.allocated - memory.weights - llm.cache_bytes
-        parts = f"weights {_bytes(memory.weights)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"
-        bandwidth = _bandwidth(ops)
-        read = f"; it reads at {_speed(bandwidth)}" if bandwidth else ""
-        self.line(f"GPU memory {_bytes(memory.allocated)} ({parts}), {_bytes(memory.free)} free{read}")
+        gpus = [ops for ops in llm.model.devices if ops.device_memory() is not None]
+        for gpu in gpus:
+            memory = gpu.device_memory()
+            assert memory is not None
+            cache = llm.model.cache.memory_bytes(gpu)
+            rest = memory.allocated - memory.weights - cache
+            parts = f"weights {_bytes(memory.weights)}, cache {_bytes(cache)}, rest {_bytes(rest)}"
+            bandwidth = _bandwidth(gpu)
+            read = f"; it reads at {_speed(bandwidth)}" if bandwidth else ""
+            name = gpu.label if len(gpus) > 1 else "GPU"
+            self.line(f"{name} memory {_bytes(memory.allocated)} ({parts}), {_bytes(memory.free)} free{read}")
 
     def finished(self, llm: "LLM", generation: "Generation", *, ending: str) -> None:
         """Prints the end report: seconds, tokens, rates, memory, and ``ending``, which says why the answer ended."""
@@ -312,7 +318,8 @@ class Report:
         rows.append(("ended by", ending))
         memory = f"{_bytes(peak)} at most"
         if on_gpu is not None:
-            memory += f", {_bytes(on_gpu.allocated)} on the GPU"
+            held = [each.allocated for ops in llm.model.devices if (each := ops.device_memory()) is not None]
+            memory += f", {_bytes(sum(held))} on the GPU{'s' * (len(held) > 1)}"
         if snapshots := llm.memory.snapshots:
             memory += f", {_bytes(snapshots)} of them for snapshots (up to {_bytes(llm.memory.snapshots_limit)})"
         rows.append(("memory", memory))

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.checks import memory_size
 from engine.cli.parser import Choice, Numbers, add_help, filled, whole
-from engine.devices import MOST_BATCH, parse_device
+from engine.devices import MOST_BATCH, parse_device, parse_devices
 from engine.errors import UsageError
 from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET
 
@@ -27,6 +27,13 @@ keep the mixtures of experts of the first N layers on the CPU; the answer is the
 OVERRIDE_TENSOR = """\
 keep the parts of layers whose tensors' names contain a match on a device, CPU or GPU, such as
 ffn_.*_exps=CPU; the first match counts. The tensors of a mixer stay together, as do those of a network"""
+
+SPLIT_MODE = """\
+how several GPUs divide a model: layer = each has a run of layers, in the order of --device; none = the
+first one has all of it (default layer); the answer is the same"""
+
+TENSOR_SPLIT = """\
+shares of several GPUs, a number for each, such as 3,1; default: in proportion to their free memory"""
 
 GPU_MEMORY = """\
 use no more than SIZE of a GPU's memory, such as 12G or 800M, for everything including the driver's part:
@@ -112,13 +119,16 @@ def add_device(group: Group, text: str, default: str = "auto") -> None:
 
 
 def add_division(group: Group) -> None:
-    """Adds -ngl, -ncmoe, -cmoe and -ot, which divide a model between a GPU and the CPU; ``division_options`` reads them."""
+    """Adds -ngl, -ncmoe, -cmoe and -ot, which divide a model between a GPU and the CPU, and -sm and -ts, which divide it
+    between several GPUs; ``division_options`` reads them."""
     add = group.add_argument
     add("-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", type=_layers, help=GPU_LAYERS)
     add("-ncmoe", "--n-cpu-moe", metavar="N", type=whole(0), default=0, help=CPU_MOE)
     every = "keep all mixtures of experts on the CPU"
     add("-cmoe", "--cpu-moe", action="store_const", const=ALL_LAYERS, dest="n_cpu_moe", help=every)
     add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=_overrides, help=OVERRIDE_TENSOR)
+    add("-sm", "--split-mode", metavar="HOW", type=Choice(("layer", "none")), default="layer", help=SPLIT_MODE)
+    add("-ts", "--tensor-split", metavar="X,...", default="", help=TENSOR_SPLIT)
 
 
 def division_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -127,6 +137,8 @@ def division_options(args: argparse.Namespace) -> dict[str, Any]:
         "n_gpu_layers": args.gpu_layers,
         "n_cpu_moe": args.n_cpu_moe,
         "override_tensor": args.override_tensor or "",
+        "split_mode": args.split_mode,
+        "tensor_split": args.tensor_split,
     }
 
 
@@ -149,7 +161,7 @@ def _layers(text: str) -> int | None:
 
 def settle_device(args: argparse.Namespace) -> None:
     """Selects the CPU if -ngl is 0.  Raises UsageError for a device that does not exist by name, or that -ngl contradicts."""
-    gpu = parse_device(args.device) is not None
+    gpu = all(parse_device(name) is not None for name in parse_devices(args.device))
     if args.gpu_layers == 0:
         if gpu and args.device != "auto":
             raise UsageError(f"-ngl 0 selects the CPU and --device selects {args.device}: use only one of them")

@@ -14,9 +14,10 @@ from engine.sampling.sampler import SamplerParams
 
 
 def _chooser(model: AnyModel[Any]) -> GraphOperations | None:
-    """The backend that chooses the tokens of a model.  None if the host does: on the CPU, and for a divided model, whose
-    stages the host runs one after another."""
-    return model.ops if isinstance(model.ops, GraphOperations) and not model.stages else None
+    """The backend that chooses the tokens of a model.  None if the host does: on the CPU, and for a model with layers on the
+    CPU, whose stages the host runs one after another."""
+    on_host = bool(model.stages) and model.relay is None
+    return model.ops if isinstance(model.ops, GraphOperations) and not on_host else None
 
 
 def can_sample(model: AnyModel[Any], params: SamplerParams) -> bool:

@@ -20,6 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -70,6 +71,9 @@ class DeviceSteps(ModelSteps):
     def __init__(self, ops: GraphOperations, model: AnyModel[Tensor]) -> None:
         self._ops = ops
         self._device = ops.device
+        #: All devices that compute the steps.
+        relayed = () if model.relay is None else model.relay.stages
+        self._devices = [cast(GraphOperations, stage.ops).device for stage in relayed] or [ops.device]
         self._model = model
         n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
         self._chooser = DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
@@ -204,8 +208,9 @@ class DeviceSteps(ModelSteps):
         # Without further steps in flight, the device would be idle until the host wakes up.
         pause = POLL_SECONDS if len(self._in_flight) > 1 else 0
         while not self._chooser.ready(slot, later):
-            # is_idle raises DeviceError if a kernel has failed.
-            if self._device.is_idle() and not self._chooser.ready(slot, later):
+            # is_idle raises DeviceError if a kernel has failed, so every device is asked.
+            idle = [device.is_idle() for device in self._devices]
+            if all(idle) and not self._chooser.ready(slot, later):
                 raise DeviceError(
                     f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
                 )
@@ -251,18 +256,23 @@ class DeviceSteps(ModelSteps):
         if not self._under_way(running):
             return
         self.choose()
-        self._device.synchronize()
+        self._synchronize()
         self._forget(running)
 
     def drop(self) -> None:
         """End all requests, also after an error in ``start`` or ``take``: wait for the steps in flight and drop their
         results."""
         self._left = None  # it may be what failed
-        self._device.synchronize()
+        self._synchronize()
         while self._in_flight:
             for running, _ in self._in_flight[0].requests:
                 self._forget(running)
         self._rows.displace()
+
+    def _synchronize(self) -> None:
+        """Wait for all devices, in the order of a step: the later ones wait for the earlier ones, which may have failed."""
+        for device in self._devices:
+            device.synchronize()
 
     def _forget(self, running: Running) -> None:
         """Drop the results of the steps in flight of a request, which the device has completed."""

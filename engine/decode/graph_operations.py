@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.cuda.runtime.device import Device
     from engine.cuda.runtime.occupant import Occupant
     from engine.cuda.runtime.tensor import Plan, Tensor
+    from engine.ops.crossing import Crossing
 
 
 @runtime_checkable
@@ -47,6 +48,9 @@ class GraphOperations(Protocol):
 
     def start(self, plan: "Plan") -> None:
         """Start its kernels one by one."""
+
+    def crossing(self, source: DeviceOperations, n_bytes: int) -> "Crossing[Tensor]":
+        """The way of up to ``n_bytes`` bytes at a time from another GPU to this one."""
 
     def occupy(self, occupant: "Occupant") -> None:
         """Note whose pass is the next one; whoever started the one before is told (``Occupant.leave``)."""

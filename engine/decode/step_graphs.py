@@ -13,6 +13,7 @@ from engine.decode.device_drafts import DeviceDrafts
 from engine.decode.device_sampler import DeviceSampler
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.running import InFlightRequest
+from engine.decode.stage_graphs import Launchable, Launches, StageGraphs
 from engine.decode.step_kind import kind_of, masked
 from engine.decode.step_rows import StepRows
 from engine.ops.model import AnyModel
@@ -28,9 +29,10 @@ class Choice(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens."""
+    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens.  On several
+    GPUs it has more graphs, and copies between them."""
 
-    graph: Graph
+    graph: Graph | Launches
     choice: Choice | None
 
 
@@ -43,6 +45,10 @@ class StepGraphs:
         self._model = model
         self._chooser = chooser
         self._rows = rows
+        #: What steps start on all devices but the last; None: there is one device.
+        self._before = None if model.relay is None else StageGraphs(ops, model.relay)
+        #: The operations of the device that chooses tokens.
+        self._compute = model.compute if model.relay is None else model.relay.stages[-1].compute
         self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
 
     def forget_drafts(self) -> None:
@@ -62,7 +68,8 @@ class StepGraphs:
         key = (rows, entries, kind, apart, digested, drafting)
         if key not in self._graphs:
             mixed = n > 1
-            self._ops.plan(self._model.compute, rows, rows, None, mixed)
+            before = self._before.of(rows, mixed) if self._before is not None else None
+            self._ops.plan(self._compute, rows, rows, None, mixed)
             kernels: list[Specialization] = [accept.lay_out()]
             if drafts is not None and drafting:
                 kernels += drafts.kernels(count, drafted, rows, kind)
@@ -73,23 +80,31 @@ class StepGraphs:
                 self._device.load(kernel)  # before a capture begins
             place = self._rows.addresses(rows, mixed)
             lists = drafts.lists(kind.mode) if drafts is not None and drafting else None
-            plan = self._ops.plan(self._model.compute, rows, rows, None, mixed)
+            plan = self._ops.plan(self._compute, rows, rows, None, mixed)
             assert plan.result is not None
             logits, stride = plan.result.address, plan.result.shape[-1]
             where = (logits, stride, rows, place, self._rows.at.address)
             choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
-            with self._device.capture() as graph:
+            parts: list[Graph | Launchable] = []
+            if before is not None:
                 if drafts is not None and drafting:
+                    with self._device.capture() as drafted_first:
+                        drafts.launch(count, drafted, place, rows, kind)
+                    parts.append(drafted_first)
+                parts.append(before)
+            with self._device.capture() as graph:
+                if drafts is not None and drafting and before is None:
                     drafts.launch(count, drafted, place, rows, kind)
                 self._ops.start(plan)
                 if digested:
                     self._chooser.launch_digests(logits, stride, rows, place)
                 if not apart:
                     choose()
-            graphs = Graphs(graph, None)
+            whole = Launches([*parts, graph]) if parts else graph
+            graphs = Graphs(whole, None)
             if apart:
                 with self._device.capture() as choice:
                     choose()
-                graphs = Graphs(graph, Choice(choice, logits, stride))
+                graphs = Graphs(whole, Choice(choice, logits, stride))
             self._graphs[key] = graphs
         return self._graphs[key]

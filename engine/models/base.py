@@ -28,9 +28,10 @@ from engine.models.drafter import Drafter, Fusion
 from engine.models.joint import JointStage
 from engine.models.linear import Linear
 from engine.models.loader import Loader
-from engine.models.needs import cache_specs, crossing_width, hidden_ring
+from engine.models.needs import SLICE, cache_specs, crossing_width, hidden_ring
 from engine.models.norm import load_norm
 from engine.models.placement import LayerPart, Placement, parts_of
+from engine.models.relay import Relay, RelayedPass
 from engine.models.routed import MixtureHead
 from engine.models.stage import Stage, StagedPass, StageInputs, StreamBuffers
 from engine.models.streaming import Streaming, streaming
@@ -137,6 +138,8 @@ class Model(Loader):
         self.joint: JointStage | None = None
         #: How a divided model reads prompts on the GPU; None if it does not.
         self.streaming: Streaming | None = None
+        #: How passes go from stage to stage if each is on a GPU of its own; None if not.
+        self.relay: Relay | None = None
         self._divide()
         #: Memory for the residual streams between stages.
         self._buffers = StreamBuffers(placement.accelerator, self.max_rows, crossing_width(config))
@@ -159,9 +162,17 @@ class Model(Loader):
         runs = self.placement.stages(self.config)
         if len(runs) == 1:
             return
-        inputs = {ops: StageInputs(self.config, ops, self.max_rows) for ops, _ in runs}
+        relayed = self.placement.relayed
+        rows, answers = self.max_rows, 0
+        if relayed:
+            rows = min(rows, SLICE, *(ops.max_rows for ops in self.devices))
+            answers = min(self.n_sequences, *(ops.decode_answers for ops in self.devices))
+        inputs = {ops: StageInputs(self.config, ops, rows, answers) for ops, _ in runs}
         ends = [(i == 0, i == len(runs) - 1) for i in range(len(runs))]
         self.stages = [Stage(self, inputs[ops], parts, *end) for (ops, parts), end in zip(runs, ends, strict=True)]
+        if relayed:
+            self.relay = Relay(self.config, self.stages, inputs, self.tell if self.config.n_per_layer else None)
+            return
         self.joint = self._joined(inputs)
         for mixers in (True, False):
             # If the memory of the GPU is too small, fewer parts move for a prompt, or none.
@@ -298,6 +309,8 @@ class Model(Loader):
         # A short part of a prompt is read like a decode batch, so that the recordings of decode passes can be used.
         role = Role.DECODE if tokens.size <= self.ops.decode_rows else Role.PREFILL
         batch = Batch(tokens, positions, slots, role=role, observed=observed)
+        if self.relay is not None:
+            return RelayedPass(self.relay, batch, n_logits)
         if self.stages:
             return self.staged_pass(batch, n_logits, self.stages if observed else None)
         return self.ops.split(self.compute_observed if observed else self.compute, batch, n_logits, self.prompt_rows)
@@ -347,8 +360,8 @@ class Model(Loader):
 
     @property
     def decode_answers(self) -> int:
-        """The most answers of a decode batch.  The stages of a divided model exchange the rows of smaller batches."""
-        return self.ops.decode_rows if self.stages else self.ops.decode_answers
+        """The most answers of a decode batch.  The CPU and a GPU exchange the rows of smaller batches."""
+        return self.stages[-1].decode_answers if self.stages else self.ops.decode_answers
 
     @cached_property
     def many_answers(self) -> int:
@@ -372,7 +385,9 @@ class Model(Loader):
         many = sum(len(tokens) for _, tokens in parts) > self.ops.decode_rows
         batch = self._joined_rows(parts, ANSWER_STEP if many else 1)
         rows = batch.tokens.size
-        if self.stages:
+        if self.relay is not None:
+            logits = RelayedPass(self.relay, batch, rows).complete()
+        elif self.stages:
             logits = self.staged_pass(batch, rows).complete()
         else:
             logits = self.ops.run(self.compute, batch, rows)
@@ -658,7 +673,7 @@ class Model(Loader):
     def next_rows(self, left: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read; beside: whether steps
         of answers run between its pieces."""
-        if self.stages:
+        if self.stages and self.relay is None:
             return min(left, self.prompt_rows, self.max_rows)
         return self.ops.next_rows(left, self.prompt_rows, beside)
 
@@ -668,10 +683,15 @@ class Model(Loader):
             return self.ops.jobs(self)
         streamed = () if self.streaming is None else self.streaming.distinct(self.config)
         jobs = [job for stage in (*self.stages, *streamed) for job in stage.ops.jobs(stage)]
+        if self.relay is not None and self.relay.tell is not None:
+            jobs += self.placement.first.pass_jobs(self.relay.tell, self.ops.decode_rows)
         return list(dict.fromkeys([*jobs, *(self.joint.jobs() if self.joint is not None else ())]))
 
     def warm_up(self) -> None:
         """Load the kernels of its passes.  Overwrites the cache."""
+        if self.relay is not None:
+            for stage in self.stages:
+                stage.ops.load_pass(stage.compute, self.ops.decode_rows)
         if self.stages:
             self.step([(self.sequence, [0])])
         else:
@@ -679,8 +699,10 @@ class Model(Loader):
 
     def stage_seconds(self) -> dict[str, float]:
         """The seconds that the stages on each device have taken so far, by the label of the device; empty for a model that is
-        not divided."""
+        not divided, or whose devices work at the same time."""
         found: dict[str, float] = {}
+        if self.relay is not None:
+            return found
         joint = () if self.joint is None else (self.joint,)
         for stage in (*self.stages, *joint, *(self.streaming.stages if self.streaming is not None else ())):
             found[stage.ops.label] = found.get(stage.ops.label, 0.0) + stage.seconds

@@ -8,7 +8,12 @@ from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
 from engine.models.config import ModelConfig
 from engine.models.placement import Placement
+from engine.ops.crossing import SLOTS
 from engine.ops.operations import AnyOperations
+
+SLICE = 512
+"""The most rows that each of several GPUs reads at a time of a pass over a prompt (``engine/models/relay.py``).  With M
+slices, N GPUs take about (M + N - 1) / M times as long as if none had to wait."""
 
 
 def context_bytes(
@@ -39,9 +44,18 @@ def context_bytes(
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp and (placement is None or placement.last is ops):
         cache += drafting_bytes(config, most, rewind, n_sequences)
-    divided = placement is not None and len(placement.devices) > 1
+    if placement is not None and placement.relayed:
+        most = min(most, max(SLICE, ops.decode_rows))
+        cache += relayed_bytes(config, most)
+    divided = placement is not None and not placement.relayed and len(placement.devices) > 1
     batch = 0 if divided else batch_bytes(config, ops, n_ctx, n_sequences)
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most) + batch
+
+
+def relayed_bytes(config: ModelConfig, rows: int) -> int:
+    """The memory in bytes for what goes from one GPU to the next in passes of up to ``rows`` rows."""
+    taps = len(config.taps) * config.n_embd
+    return 4 * rows * (SLOTS + 1) * (crossing_width(config) + told_width(config) + taps)
 
 
 def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -> int:
@@ -135,6 +149,11 @@ def crossing_width(config: ModelConfig) -> int:
     return stream_width(config) + config.n_shared
 
 
+def told_width(config: ModelConfig) -> int:
+    """The number of per-layer embeddings of a token, for all layers."""
+    return config.n_layer * config.n_per_layer
+
+
 def angle_bytes(config: ModelConfig, positions: int) -> int:
     """The size in bytes of the rotation angles of ``positions`` positions: a cosine and a sine for each pair of each kind of
     rotation."""
@@ -154,7 +173,7 @@ def row_bytes(config: ModelConfig) -> int:
     network, in float32 and, for products, in int8.
     """
     mixers, networks = _row_elements(config)
-    told = 3 * config.n_layer * config.n_per_layer
+    told = 3 * told_width(config)
     streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
     taps = 2 * len(config.taps) * config.n_embd
     floats = 8 * config.n_embd + mixers + networks + told + streams + taps + 4 * config.n_shared

@@ -54,13 +54,15 @@ class Placement:
     """The backend of every part of a model.
 
     first: computes the embedding; last: computes the output, and holds the network that drafts; mixers, networks: those of
-    the layers of the trunk, in order, equal for a layer that is one part.
+    the layers of the trunk, in order, equal for a layer that is one part; relayed: whether each device has one run of parts
+    and hands its rows to the next one without the host (``engine/models/relay.py``).
     """
 
     first: Ops
     mixers: tuple[Ops, ...]
     networks: tuple[Ops, ...]
     last: Ops
+    relayed: bool = False
 
     @classmethod
     def whole(cls, config: ModelConfig, ops: Ops) -> "Placement":
@@ -81,6 +83,21 @@ class Placement:
             for network, column in enumerate(found):
                 column.append(wanted[0 if LayerPart.of(config, il, bool(network)).mixer else 1])
         return cls(host, tuple(found[0]), tuple(found[1]), last)
+
+    @classmethod
+    def in_turn(cls, config: ModelConfig, devices: Sequence[Ops], cuts: Sequence[LayerPart]) -> "Placement":
+        """One run of parts on each of several devices; cuts: the part with which each of the devices after the first one
+        begins, in the order of a pass.  No mixer may read the memory of a layer on another device."""
+        starts, number = set(cuts), 0
+        columns: tuple[list[Ops], list[Ops]] = [], []
+        for il in range(config.n_layer):
+            places = {}
+            for part in parts_of(config, il):
+                number += part in starts
+                places[part] = devices[number]
+            for network, column in enumerate(columns):
+                column.append(places[LayerPart.of(config, il, bool(network))])
+        return cls(devices[0], tuple(columns[0]), tuple(columns[1]), devices[-1], relayed=True)
 
     @property
     def devices(self) -> tuple[Ops, ...]:

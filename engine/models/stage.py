@@ -2,9 +2,10 @@
 
 What crosses the border of two stages is the residual stream, float32 [rows, width], and the per-layer embeddings of the
 tokens if the model has them, float32 [n_layer, rows, n_per_layer].  If layers share selected positions, their bits follow the
-elements of the residual stream.  If a network that drafts reads the residual stream before
-some layers, these *taps*, float32 [rows, n_embd] each, go to the last stage.  All are copied through host memory.  A device
-may read a pass in slices, since the bits of a row do not depend on the other rows.
+elements of the residual stream.  If a network that drafts reads the residual stream before some layers, these *taps*,
+float32 [rows, n_embd] each, go to the last stage.  All are copied through host memory, or, if every stage is on a GPU of its
+own, from one GPU to another (``engine/models/relay.py``).  A device may read a pass in slices, since the bits of a row do not
+depend on the other rows.
 """
 
 import time
@@ -17,7 +18,7 @@ import numpy as np
 from engine.arrays import Array, Batch, Role
 from engine.cache.kv import KVCache
 from engine.models.config import ModelConfig
-from engine.models.needs import crossing_width, stream_width
+from engine.models.needs import crossing_width, stream_width, told_width
 from engine.models.placement import LayerPart
 from engine.ops.operations import Ops
 
@@ -60,13 +61,17 @@ class StageInputs:
     stream before the layers that a network reads, float32 [rows, n_embd] each.
     """
 
-    def __init__(self, config: ModelConfig, ops: Ops, max_rows: int) -> None:
-        """max_rows: the maximum number of rows in a pass of the model."""
+    def __init__(self, config: ModelConfig, ops: Ops, max_rows: int, answers: int = 0) -> None:
+        """max_rows: the maximum number of rows in a pass of the model; answers: the maximum number of answers in a decode
+        batch, 0: ``Ops.decode_rows``."""
         self.ops = ops
-        #: The maximum number of rows that the backend reads at a time.
-        self.rows = max(ops.decode_rows, min(ops.max_rows, max_rows))
+        self.answers = max(ops.decode_rows, answers)
+        #: The maximum number of rows of a prompt that the backend reads at a time.
+        self.prompt_rows = max(ops.decode_rows, min(ops.max_rows, max_rows))
+        #: The maximum number of rows of a pass.
+        self.rows = max(self.prompt_rows, 1 << (self.answers - 1).bit_length())
         self.x = ops.zeros((self.rows, crossing_width(config)), np.float32)
-        told = config.n_layer * config.n_per_layer
+        told = told_width(config)
         self.told = ops.zeros((self.rows * told,), np.float32) if told else None
         tapped = [il for il in config.taps if il < config.n_layer]
         self.taps = {il: ops.zeros((self.rows, config.n_embd), np.float32) for il in tapped}
@@ -124,11 +129,12 @@ class Stage:
         self._model = model
         self._inputs = inputs
         self._is_first = is_first
-        #: The maximum number of rows that the backend reads at a time.
-        self.prompt_rows = inputs.rows
-        self.decode_answers = self.ops.decode_rows
+        #: The maximum number of rows of a prompt that the backend reads at a time.
+        self.prompt_rows = inputs.prompt_rows
+        self.decode_answers = inputs.answers
         begun = (part.layer for part in self.parts if part.begins(model.config))
-        self._tapped = [il for il in begun if il in inputs.taps]
+        #: The layers before which a network that drafts reads the residual stream.
+        self.tapped = [il for il in begun if il in inputs.taps]
 
     def __str__(self) -> str:
         parts = [str(part) for part in (self.parts[:1] + self.parts[1:][-1:])]
@@ -240,7 +246,7 @@ class Stage:
             self._inputs.place(part, None if x is None else x[rows], None if told is None else told[:, rows])
             if not self.is_last:
                 self.ops.run(compute, part, part.rows, None, self.prompt_rows, out[rows])
-                self._inputs.give_taps(self._tapped, taps, rows)
+                self._inputs.give_taps(self.tapped, taps, rows)
                 continue
             self._inputs.take_taps(taps, rows)
             logits = self.ops.run(compute, part, min(part.rows, max(0, rows.stop - end)), None, self.prompt_rows)

@@ -48,7 +48,7 @@ class BackendPass(SplitPass, Protocol[A_co]):
         there before another pass of the same role.  All pieces must have been started."""
 
 
-class Mark(Protocol):
+class QueueMark(Protocol):
     """A point in the queue of a backend: that of the last call of :meth:`set`."""
 
     def set(self) -> None:
@@ -108,7 +108,7 @@ class Executor(Protocol[A]):
         most: see :meth:`run`.
         """
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueMark:
         """A point in the queue, which is nowhere yet."""
 
     def many_answers(self, weights: Mapping[str, int]) -> int:

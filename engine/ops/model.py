@@ -9,6 +9,7 @@ from engine.arrays import A, Batch
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.ops.device import DeviceOperations
+from engine.ops.relay import StageRelay
 
 
 class VocabularySize(Protocol):
@@ -60,6 +61,10 @@ class AnyModel(Recordable[A], Protocol[A]):
     @property
     def stages(self) -> Sequence[object]:
         """The stages of a divided model; empty if one backend computes all of it."""
+
+    @property
+    def relay(self) -> StageRelay[A] | None:
+        """How passes go from stage to stage if each is on a GPU of its own; None if not."""
 
     sequence: TokenSequence
 

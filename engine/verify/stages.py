@@ -50,8 +50,30 @@ class StageComparison:
             own = self._borders(stages)
             for tokens, positions in passes(self.ids, counts):
                 self._pass(tokens, positions, how, own, stages)
-            for check in cache_checks(self.cpu, self.divided):
-                self._note("cache", how, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
+            self._caches(how)
+        if model.relay is not None:
+            for how, counts in (("passes of 1 to 16 rows", sizes(len(self.ids))), ("passes of many rows", wide)):
+                self._without_the_host(f"{how}, from GPU to GPU", counts)
+
+    def _without_the_host(self, how: str, counts: Sequence[int]) -> None:
+        """Compare passes whose rows go from one GPU to the next, as in normal use."""
+        if not counts:
+            return
+        both = self.cpu, self.divided
+        for llm in both:
+            llm.reset()
+        for tokens, positions in passes(self.ids, counts):
+            logits = [llm.model.forward(tokens, positions, 1, llm.sequence) for llm in both]
+            where = f"logits of the last row, positions {positions[0]} to {positions[-1]}: "
+            verdict = "The stages were equal one by one, so a copy between two GPUs is at fault."
+            self._note("passes", how, Check(where, *logits), verdict)
+            for llm in both:
+                llm.sequence.commit(tokens.tolist())
+        self._caches(how)
+
+    def _caches(self, how: str) -> None:
+        for check in cache_checks(self.cpu, self.divided):
+            self._note("cache", how, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
 
     def answers(self, n: int) -> None:
         """Compare answers of n tokens, greedy and at random, with and without drafts looked up in the answer itself."""

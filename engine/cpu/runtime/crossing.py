@@ -22,4 +22,4 @@ class HostCrossing:
             array[...] = sent.reshape(array.shape)
 
     def forget(self, ticket: int) -> None:
-        del self._sent[ticket]
+        self._sent.pop(ticket, None)

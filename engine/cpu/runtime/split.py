@@ -34,7 +34,7 @@ class WholePass:
 
 
 class NoMark:
-    """A point that everything has already passed (``engine.ops.executor.Mark``)."""
+    """A point that everything has already passed (``engine.ops.executor.QueueMark``)."""
 
     def set(self) -> None:
         """Do nothing."""

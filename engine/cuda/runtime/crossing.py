@@ -64,7 +64,8 @@ class DeviceCrossing:
         self._left.append(ticket)
 
     def forget(self, ticket: int) -> None:
-        self._left.append(ticket)
+        if ticket not in self._left:  # an interrupt may have come just after it was received
+            self._left.append(ticket)
 
 
 def _bytes(array: Tensor) -> int:

@@ -1,8 +1,9 @@
 """One GPU: memory, launches, captured graphs, and errors that say what to do.
 
 All calls use NVIDIA's driver bindings on one stream of the device's primary context, which each call makes the current one of
-its thread: one thread may use several GPUs in turn.  Kernels come from ``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 a kernel may start before the previous kernel has ended
-(programmatic dependent launch), so every kernel calls ``wait_for_inputs`` before it reads the results of another one.
+its thread: one thread may use several GPUs in turn.  Kernels come from ``engine/cuda/runtime/compiler.py``.  From compute
+capability 9.0 a kernel may start before the previous kernel has ended (programmatic dependent launch), so every kernel calls
+``wait_for_inputs`` before it reads the results of another one.
 """
 
 import contextlib

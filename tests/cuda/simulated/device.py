@@ -2,6 +2,7 @@
 addresses, and a launch runs the kernel thread by thread before it returns."""
 
 import contextlib
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ GAP = 1 << 20
 
 SPACE = 1 << 40
 """Bytes of the addresses of a device, which no other device has."""
+
+_running = threading.Lock()
+"""Held while a kernel runs: the simulator runs one at a time, and devices load weights in threads of their own."""
 
 _numbers = count(1)
 _devices: "weakref.WeakValueDictionary[int, SimulatedDevice]" = weakref.WeakValueDictionary()
@@ -60,8 +64,8 @@ class SimulatedMark:
 
 class SimulatedDevice:
     """``damage``: called after each kernel with (device, specialization, arguments), to imitate a faulty kernel;
-    ``in_graph``: whether that kernel was started by a captured graph; ``peers``: devices whose memory its kernels access, if it
-    ``links`` to others at all."""
+    ``in_graph``: whether that kernel was started by a captured graph; ``peers``: devices whose memory its kernels access, if
+    it ``links`` to others at all."""
 
     name = "simulated GPU"
     compute_capability = (9, 0)
@@ -220,7 +224,8 @@ class SimulatedDevice:
             self.on_launch(specialization.name)
         pairs = zip(specialization.kernel.arguments, arguments, strict=True)
         given = [(self.at(a) if a else None) if isinstance(kind, types.CPointer) else a for kind, a in pairs]
-        run(specialization, grid, block, given, seed=self.seed)
+        with _running:
+            run(specialization, grid, block, given, seed=self.seed)
         if self.damage:
             self.damage(self, specialization, arguments)
 

@@ -1,0 +1,159 @@
+"""Models whose layers are divided between simulated GPUs: the bits of one GPU, with and without access to each other's
+memory."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine import parity
+from engine.cuda import backend
+from engine.cuda.runtime.crossing import DeviceCrossing
+from engine.errors import DeviceError, UsageError
+from engine.models import base
+from engine.synthetic.model import make_model
+from tests.cuda.simulated.device import SimulatedDevice, use_simulated
+from tests.cuda.simulated.test_parity import SHAPES
+from tests.cuda.simulated.test_stages import PROMPT, facts
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_simulated(monkeypatch)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "links", "options"),
+    [
+        ("gemma3", True, {}),
+        ("gemma3", False, {}),
+        ("qwen35moe", True, {}),
+        ("deepseek2", False, {"tensor_split": "1,3"}),
+        ("glm-dsa", True, {}),
+        ("gemma3n", True, {"tensor_split": "1,9"}),
+        ("lfm2", False, {}),
+        ("cohere2", True, {}),
+        ("kimi-linear", True, {"tensor_split": "3,1"}),
+        ("nemotron_h_moe", True, {"device": "cuda:0,cuda:2,cuda:1"}),
+    ],
+)
+def test_layers_on_several_gpus(
+    name: str, links: bool, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimulatedDevice, "links", links)
+    path = make_model(tmp_path / "model.gguf", SHAPES[name], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 16, "parallel": 2, "n_threads": 1}
+    cpu = engine.load(path, device="cpu", **given)
+    llm = engine.load(path, **({"device": "cuda:0,cuda:1"} | given | options))
+    relay: Any = llm.model.relay
+    assert relay is not None and len(relay.stages) == len(llm.model.devices) >= 2
+    assert all(way.is_direct is links for way in relay.borders)
+    assert facts(llm) == facts(cpu)
+    ids = cpu.complete(PROMPT, max_tokens=4, temperature=0, ignore_eos=True).ids
+    assert llm.complete(PROMPT, max_tokens=4, temperature=0, ignore_eos=True).ids == ids
+
+
+def test_a_prompt_in_slices_and_tokens_of_the_last_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "SLICE", 17)
+    path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1}
+    prompt = [(7 * i) % 50 for i in range(36)]
+    options: dict[str, Any] = {"max_tokens": 3, "seed": 3, "temperature": 0.8, "ignore_eos": True}
+    expected = engine.load(path, device="cpu", **given).complete(prompt, **options).ids
+    llm = engine.load(path, device="cuda:0,cuda:1", **given)
+    started: list[tuple[int, str]] = []
+    for ops in llm.model.devices:
+        device: Any = ops.device
+        device.on_launch = lambda name, number=device.info.index: started.append((number, name))
+    assert llm.complete(prompt, **options).ids == expected
+    # The host chooses the first token, and kernels of the last GPU choose the others.
+    chosen = [number for number, name in started if name.startswith("draw")]
+    assert len(chosen) >= 2 and set(chosen) == {1}
+    assert {number for number, _ in started} == {0, 1}
+
+
+def test_a_gpu_that_fails_in_the_middle_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence; another model on the same GPUs answers, and the memory is free when the model is closed."""
+    path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 16, "n_threads": 1}
+    options: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    expected = engine.load(path, device="cpu", **given).complete(PROMPT, **options).ids
+    failing = engine.load(path, device="cuda:0,cuda:1", **given)
+    other = engine.load(path, device="cuda:1,cuda:0", **given)
+    devices: list[Any] = [ops.device for ops in failing.model.devices]
+    assert all(device.allocated for device in devices)
+
+    def fail(*launch: Any, **options: Any) -> None:
+        raise DeviceError("simulated GPU reported launch failed during the launch of add; run again.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices[1], "launch", fail)
+        with pytest.raises(
+            DeviceError, match=r"^simulated GPU reported launch failed during the launch of add; run again\.$"
+        ):
+            failing.complete(PROMPT, **options)
+    assert other.complete(PROMPT, **options).ids == expected
+    # The launch works again, and nothing that was sent is left over.
+    assert failing.complete(PROMPT, **options).ids == expected
+    relay: Any = failing.model.relay
+    assert all(len(way._left) == len(way._full) for way in relay.borders)
+    model = weakref.ref(failing.model)
+    failing.close()
+    del failing, relay
+    gc.collect()
+    assert model() is None and not any(device.allocated for device in devices)
+    assert other.complete(PROMPT, **options).ids == expected
+
+
+def test_memory_of_each_gpu_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
+    room = {0: 1 << 30, 1: 1 << 30}
+
+    def free(self: Any, weights: int) -> int:
+        return max(1, room[self.device.info.index] - weights)
+
+    monkeypatch.setattr(backend.Backend, "free_memory", free)
+    given: dict[str, Any] = {"device": "cuda:0,cuda:1", "n_ctx": 16}
+    llm = engine.load(path, **given)
+    assert [len(stage.parts) for stage in llm.model.stages] == [2, 2]
+    room[1] = 1000
+    with pytest.raises(
+        DeviceError, match=r"^cuda:1 simulated GPU has 0\.00 GB free and its layers need 0\.00 GB: give it a"
+    ):
+        engine.load(path, **given, tensor_split="1,1")
+    assert not engine.load(path, **given, tensor_split="1,0").model.stages
+    assert not engine.load(path, **given, split_mode="none").model.stages
+    with pytest.raises(UsageError, match="at most 2 parts, and 3 devices are named"):
+        engine.load(path, device="cuda:0,cuda:1,cuda:2", n_ctx=16, tensor_split="1,1,1")
+    with pytest.raises(UsageError, match="layers on the CPU are for one GPU"):
+        engine.load(path, **given, n_gpu_layers=1)
+
+
+@pytest.mark.thorough
+def test_parity_of_several_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_model(tmp_path / "gemma.gguf", SHAPES["gemma3"], "Q8_0")
+    flags = [str(path), "--device", "cuda:0,cuda:1", "-p", "3", "-n", "2", "-t", "1", "-ct", "f32"]
+    assert parity.main(flags) == 0
+    out = capsys.readouterr().out
+    assert "layer 0 on cuda:0 simulated GPU; layer 1 and the output on cuda:1 simulated GPU" in out.splitlines()[1]
+    receive = DeviceCrossing.receive
+
+    def damaged(self: DeviceCrossing, ticket: int, arrays: Any) -> None:
+        receive(self, ticket, arrays)
+        for array in arrays:
+            self._target.clear(array.address, 4)
+
+    monkeypatch.setattr(DeviceCrossing, "receive", damaged)
+    assert parity.main(flags) == 1
+    assert "so a copy between two GPUs is at fault" in capsys.readouterr().out
