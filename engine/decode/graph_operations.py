@@ -49,7 +49,7 @@ class GraphOperations(Protocol):
     def start(self, plan: "Plan") -> None:
         """Start its kernels one by one."""
 
-    def crossing(self, source: DeviceOperations, n_bytes: int) -> "Crossing[Tensor]":
+    def crossing(self, source: "GraphOperations", n_bytes: int) -> "Crossing[Tensor]":
         """The way of up to ``n_bytes`` bytes at a time from another GPU to this one."""
 
     def occupy(self, occupant: "Occupant") -> None:

@@ -11,7 +11,7 @@ from engine.models.placement import Placement
 from engine.ops.crossing import SLOTS
 from engine.ops.operations import AnyOperations
 
-SLICE = 512
+SLICE = 1024
 """The most rows that each of several GPUs reads at a time of a pass over a prompt (``engine/models/relay.py``).  With M
 slices, N GPUs take about (M + N - 1) / M times as long as if none had to wait."""
 

@@ -60,8 +60,8 @@ class Relay:
             else None
             for stage in stages
         ]
-        #: Where the latest two passes over prompts end.
-        self._ends = [last.mark() for _ in range(2)]
+        #: Where the latest passes over prompts end: as many as there are stages, and one more.
+        self._ends = [last.mark() for _ in range(len(stages) + 1)]
         self._n_ended = 0
 
     def begin(self) -> "Course":
@@ -81,12 +81,12 @@ class Relay:
     def ended(self) -> None:
         """Note that all of a pass over a prompt has been started."""
         self._n_ended += 1
-        self._ends[self._n_ended % 2].set()
+        self._ends[self._n_ended % len(self._ends)].set()
 
     def wait(self) -> None:
-        """Wait for the end of the pass before the latest one, so that the devices have work while the host prepares the
-        next one.  Raises DeviceError if it has failed."""
-        self._ends[(self._n_ended - 1) % 2].wait("a pass over a prompt")
+        """Wait until the last device has ended a pass, with as many passes after it as there are stages: then the first
+        device still has one, while the host prepares the next one.  Raises DeviceError if the pass has failed."""
+        self._ends[(self._n_ended + 1) % len(self._ends)].wait("a pass over a prompt")
 
 
 class Course:
@@ -208,8 +208,8 @@ class RelayedPass:
         return self.logits(wait=True)
 
     def logits(self, wait: bool) -> np.ndarray | None:
-        """The logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted.  wait: whether to wait for the
-        pass before this one if it has no logits."""
+        """The logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted.  wait: whether to wait for
+        earlier passes if it has no logits."""
         found = [rows for each in self._wanted if (rows := each.logits(wait=False)) is not None]
         if not found and wait and self._is_prompt:
             self._relay.wait()

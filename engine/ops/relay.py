@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.arrays import A, Batch
+from engine.arrays import A, A_contra, Batch
 from engine.ops.device import DeviceOperations
 
 
@@ -19,16 +19,16 @@ class RelayStage(Protocol[A]):
         the last ``n_logits`` rows, float32 [n_logits, n_vocab], or None for no logits."""
 
 
-class StageCourse(Protocol[A]):
+class StageCourse(Protocol[A_contra]):
     """What one pass takes from stage to stage: for each, call :meth:`enter`, start it, and call :meth:`leave`."""
 
-    def tell(self, told: A) -> None:
+    def tell(self, told: A_contra) -> None:
         """Send the per-layer embeddings, an array of the first device with float32 [n_layer, rows, n_per_layer]."""
 
     def enter(self, i: int) -> None:
         """Receive what stage ``i`` begins with."""
 
-    def leave(self, i: int, x: A | None) -> None:
+    def leave(self, i: int, x: A_contra | None) -> None:
         """Send the result x of stage ``i``, float32 [rows, width], unless it is the last stage."""
 
     def cancel(self) -> None:
