@@ -50,7 +50,7 @@ def times(gpu: Any, record: Callable[[], Any]) -> tuple[list[tuple[str, float]],
     together = plan_microseconds(gpu, plan, 1)
     found, kernels = gpu.download(plan.result).tobytes(), []
     for launch in plan.launches:
-        repeated = Plan([launch] * REPEATED, None)
+        repeated = Plan([launch] * REPEATED, None, plan.devices)
         kernels.append((launch.kernel.name, plan_microseconds(gpu, repeated, REPEATED)))
     return kernels, together, found
 

@@ -33,3 +33,6 @@ ALL_LAYERS = 1 << 16
 LEAST_KV_BUDGET = 256
 """The smallest number of positions of a prompt that a budget of keys and values may leave: the first chunk, the one or two of
 the last tokens, and one more."""
+
+MOST_OWNERS = 16
+"""The most devices that share the layers of a model."""

@@ -16,11 +16,13 @@ from numpy.typing import DTypeLike
 from engine.arrays import A, Batch
 from engine.cache.contents import stored
 from engine.cache.pages import PagedMemory, Paging, Store, Zeros
+from engine.cache.shared import allocated
 from engine.cache.spec import CacheSpec, Download, LayerMemory, Ring
 from engine.cache.thinning import OBSERVED
 from engine.cache.types import BLOCK, CHUNK, CacheType, Types
 from engine.cache.window import NOT_FIRST, frames, longest
 from engine.limits import DECODE_ROWS
+from engine.shares import share
 
 
 def pass_rows(batch_size: int, n_ctx: int, decode_rows: int) -> int:
@@ -56,6 +58,11 @@ class AttentionCacheSpec(CacheSpec):
         """The size of a page in bytes."""
         position = types.k.row_bytes(self.d_k) + types.v.row_bytes(self.d_v)
         return {self.paging: CHUNK * self.n_head_kv * position}
+
+    def part(self, owner: int, n_owners: int) -> "AttentionCacheSpec":
+        """The keys and values of some heads."""
+        first, last = share(self.n_head_kv, owner, n_owners)
+        return replace(self, n_head_kv=last - first)
 
     @property
     def restorable(self) -> bool:
@@ -166,6 +173,10 @@ class AttentionCache(LayerMemory[A]):
 class Place(Protocol):
     """What a cache uses of a backend whose memory holds a layer."""
 
+    @property
+    def owners(self) -> "tuple[Place, ...]":
+        """The backends that share the layer; usually only this one."""
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """A zeroed array."""
 
@@ -203,15 +214,15 @@ class KVCache(PagedMemory):
         self.specs = tuple(specs)
         self.types = types
         if places:
-            zeros, store = places[0].zeros, places[0].store
+            zeros, store = places[0].owners[0].zeros, places[0].owners[0].store
         super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity, budget=budget)
         #: The memory of each device that holds layers.
         self.memories: dict[Place, PagedMemory] = {}
         sizes = n_sequences, capacity, self.pools, budget
-        for place in places:
-            if place not in self.memories:
-                own = self if not self.memories else PagedMemory(n_ctx, max_rows, place.zeros, place.store, *sizes)
-                self.memories[place] = own
+        for owner in (owner for place in places for owner in place.owners):
+            if owner not in self.memories:
+                own = self if not self.memories else PagedMemory(n_ctx, max_rows, owner.zeros, owner.store, *sizes)
+                self.memories[owner] = own
         self.n_bytes = sum(spec.n_bytes(n_ctx, max_rows, types, n_sequences, capacity) for spec in specs)
         self._bytes: Counter[Place] = Counter()
         for place, spec in zip(places, specs, strict=False):
@@ -220,8 +231,8 @@ class KVCache(PagedMemory):
         self.page_bytes: Counter[Paging] = Counter()
         for spec in specs:
             self.page_bytes.update(spec.page_bytes(types))
-        memories = [self.memories[place] for place in places] or [self] * len(specs)
-        self.layers: list[Any] = [spec.allocate(memory, types) for spec, memory in zip(specs, memories, strict=True)]
+        memories = [[self.memories[owner] for owner in place.owners] for place in places] or [[self]] * len(specs)
+        self.layers: list[Any] = [allocated(spec, own, types) for spec, own in zip(specs, memories, strict=True)]
         #: Whether a snapshot and pages without a window are all that a sequence needs to continue.
         self.restorable = all(spec.restorable for spec in specs)
         #: The kinds of rings, in which new positions overwrite old ones.

@@ -14,7 +14,7 @@ stores only the last of them.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.cache.pages import PagedMemory, Paging
 from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence, ring_length
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
+from engine.shares import share
 
 SEGMENT = 16
 """The number of positions in a segment.  The narrow kernels of a GPU compute at most as many rows, so such a pass ends at
@@ -120,6 +121,12 @@ class RecurrentCacheSpec(CacheSpec):
     d: int
     rewind: int
     decode_rows: int = DECODE_ROWS
+
+    def part(self, owner: int, n_owners: int) -> "RecurrentCacheSpec":
+        """What is stored of some key heads and their value heads."""
+        first, last = share(self.n_k, owner, n_owners)
+        n_k, n_v = last - first, (last - first) * (self.n_v // self.n_k)
+        return replace(self, n_channels=(2 * n_k + n_v) * self.d, n_k=n_k, n_v=n_v)
 
     @property
     def segments(self) -> int:

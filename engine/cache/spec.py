@@ -139,6 +139,11 @@ class CacheSpec(ABC):
     def allocate(self, memory: PagedMemory, types: Types) -> LayerMemory[Any]:
         """Allocate the cache of the layer."""
 
+    def part(self, owner: int, n_owners: int) -> "CacheSpec":
+        """The specification of what one of several devices stores that share the layer: the data of its own heads.  Only
+        layers that can be shared (``MixerConfig.most_owners``) need this method."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be shared by several devices")
+
     def page_bytes(self, types: Types) -> dict[Paging, int]:
         """The size in bytes of a page of this layer, for each kind of page that it has."""
         return {}

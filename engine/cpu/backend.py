@@ -99,6 +99,10 @@ class Backend(
     # --- the device --------------------------------------------------------------------------------------------
 
     @property
+    def owners(self) -> tuple["Backend"]:
+        return (self,)
+
+    @property
     def label(self) -> str:
         return "cpu"
 

@@ -9,6 +9,7 @@ usually feed a matrix product, which reads int8, so one kernel computes and quan
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -142,6 +143,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         )
 
     # --- the device --------------------------------------------------------------------------------------------
+
+    @property
+    def owners(self) -> tuple["Backend"]:
+        return (self,)
 
     @property
     def label(self) -> str:
@@ -395,6 +400,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         device = self.device.compute_capability, self.device.shared_memory
         taken = sum(n for name, n in weights.items() if warpgroup_chain.takes(name, *device))
         return NARROW_ROWS + 1 if 2 * taken > sum(weights.values()) else MANY_ANSWERS
+
+    def together(self, others: Sequence["Backend"]) -> AbstractContextManager[None]:
+        return self.recorder.together([other.recorder for other in others])
+
+    def meet(self) -> None:
+        self.recorder.meet()
 
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """``decode_size`` if the pass is mixed, else ``rows``."""
@@ -789,6 +800,17 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self, experts: Experts[Tensor, DeviceWeight], x: Tensor | Deferred, ids: Tensor, weights: Tensor
     ) -> Tensor:
         return MixtureLaunches(self.recorder, replace(experts, given=None, shared=None), None, x).sum(ids, weights)
+
+    def activate_experts(self, experts: Experts[Tensor, DeviceWeight], x: Tensor | Deferred, ids: Tensor) -> Tensor:
+        return MixtureLaunches(self.recorder, replace(experts, given=None, shared=None), None, x).activate(ids)
+
+    def join_experts(
+        self, experts: Experts[Tensor, DeviceWeight], activations: Tensor, ids: Tensor, weights: Tensor
+    ) -> Tensor:
+        rows = ids.shape[0]
+        x = activations.reshape(rows, activations.size // rows)  # for its number of rows
+        launches = MixtureLaunches(self.recorder, replace(experts, given=None, shared=None), None, x)
+        return launches.join(activations, ids, weights)
 
     def add_gated(self, x: Tensor, y: Tensor, gates: Tensor) -> Tensor:
         (rows, n), out = x.shape, self.recorder.empty(x.shape)

@@ -16,6 +16,7 @@ from engine.models.loader import Loader
 from engine.models.mixer import Mixer
 from engine.ops.heads import Heads
 from engine.ops.operations import Ops
+from engine.shares import HeadRows
 
 
 @dataclass
@@ -95,7 +96,7 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
     c, n_embd = config, loader.config.n_embd
     rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
     names = ("attn_q", "attn_k") if c.keys_are_values else ("attn_q", "attn_k", "attn_v")
-    inputs = loader.linears(blk, names, "attn_qkv", rows[: len(names)], c.n_in or n_embd)
+    inputs = loader.linears(blk, names, "attn_qkv", rows[: len(names)], c.n_in or n_embd, c.n_head_kv)
     centered = c.norm == "centered heads"
     by_row = centered or c.norm == "rows"
     norms = {"q_norm": c.n_head, "k_norm": c.n_head_kv} if by_row else dict.fromkeys(("q_norm", "k_norm"), 1)
@@ -124,7 +125,8 @@ def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attenti
         softcap=c.softcap,
     )
     output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
-    gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd) if c.head_gates else None
+    of_gates = HeadRows(c.n_head_kv, (c.n_head,))
+    gate = loader.linear(blk + "attn_gate", c.n_head, c.n_in or n_embd, of_gates) if c.head_gates else None
     row_norms = list(weights.values()) if by_row else []
     return Attention(output, inputs, heads, row_norms, loader.table(c.rope), gate, c.value_scale, centered)
 

@@ -67,6 +67,11 @@ class AttentionConfig(MixerConfig):
         return AttentionCacheSpec(*sizes, self.window, decode_rows, self.hides_first, self.framed)
 
     @property
+    def most_owners(self) -> int:
+        """The number of heads of keys and values."""
+        return self.n_head_kv
+
+    @property
     def row_elements(self) -> int:
         """An estimate of the number of elements per row of queries with gates, keys, values and results."""
         return self.n_head * (3 * self.d_k + self.d_v) + self.n_head_kv * (self.d_k + self.d_v)

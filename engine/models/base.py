@@ -105,10 +105,10 @@ class Model(Loader):
         #: What the drafter reads of several layers; None: it reads the output.
         self.fusion: Fusion | None = None
         first = self.loader(placement.first)
-        self.embedding = first.matrix("token_embd.weight", config.n_vocab, config.n_embd)
+        self.embedding = first.embedding_matrix("token_embd.weight", config.n_vocab, config.n_embd)
         n = config.n_positions
         #: The embeddings of positions [n_positions, n_embd]; None if the model has none.
-        self.positions = first.matrix("position_embd.weight", n, config.n_embd) if n else None
+        self.positions = first.embedding_matrix("position_embd.weight", n, config.n_embd) if n else None
         self.load_output()
         #: What scores a query with a document; None: the model is no reranker.
         self.classifier: Classifier | None = load_classifier(self) if config.pooling == "rank" else None
@@ -151,8 +151,9 @@ class Model(Loader):
 
     @cached_property
     def token_embd(self) -> Matrix:
-        """The embedding [n_vocab, n_embd] in memory that ``ops`` can read, for the output and the network that drafts.  A
-        divided model loads it a second time when it is first used, which must be before ``ops.loaded``."""
+        """The embedding [n_vocab, n_embd] in memory that ``ops`` can read, for the network that drafts and, unless several
+        devices share the model, the output.  A divided model loads it a second time when it is first used, which must be
+        before ``ops.loaded``."""
         if self.placement.first is self.ops:
             return self.embedding
         return self.matrix("token_embd.weight", self.config.n_vocab, self.config.n_embd)
@@ -229,9 +230,9 @@ class Model(Loader):
         """Load the norm after the last layer, and the output matrix."""
         config = self.config
         self.output_norm = load_norm(self, config.output_norm)
-        tied = not self.has("output.weight")
-        shape = config.n_vocab, config.n_embd
-        self.output = Linear(self.token_embd) if tied else self.product("output.weight", *shape)
+        tied, is_shared = not self.has("output.weight"), len(self.ops.owners) > 1
+        name, shape = "token_embd.weight" if tied else "output.weight", (config.n_vocab, config.n_embd)
+        self.output = Linear(self.token_embd) if tied and not is_shared else self.product(name, *shape)
 
     def load_layer(self, il: int) -> Any:
         """Load the weights of layer ``il``."""

@@ -18,6 +18,11 @@ class DeltaNetConfig(DeltaNetSizes, MixerConfig):
         )
 
     @property
+    def most_owners(self) -> int:
+        """The number of key heads, each with its value heads."""
+        return self.n_k
+
+    @property
     def row_elements(self) -> int:
         """An estimate of the number of elements per row of channels before and after the convolution, gates and results."""
         return 2 * self.n_channels + 2 * self.n_v * self.state_size

@@ -15,6 +15,7 @@ from engine.models.weights import join_rows
 from engine.ops.activation import Activation
 from engine.ops.experts import Experts
 from engine.ops.operations import Ops
+from engine.shares import UNDIVIDED
 
 
 @dataclass
@@ -167,7 +168,10 @@ def choice_of(loader: Loader, blk: str, e: ExpertsConfig) -> dict[str, Any]:
             loader.matrix(blk + "ffn_down_shexp.weight", n_embd, e.n_ff_shared),
         )
     return {
-        "router": loader.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
+        "router": loader.ops.weight(
+            # A choice needs the logits of all experts.
+            replace(join_rows(blk + "ffn_gate_inp.weight", *router), heads=UNDIVIDED)
+        ),
         "router_bias": loader.optional(blk + "ffn_gate_inp.bias", e.n_expert),
         "selection_bias": loader.optional(blk + "exp_probs_b.bias", e.n_expert),
         "given": loader.integers(blk + "ffn_gate_tid2eid.weight", loader.config.n_vocab, e.n_used, end=e.n_expert),

@@ -1,5 +1,7 @@
 """Loading of a file's tensors as matrices, vectors, linear layers and rotation angles."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from engine.arrays import Array, Matrix
@@ -13,6 +15,7 @@ from engine.models.rotary import Rotary
 from engine.models.weights import load_integers, load_vector, load_weight, missing
 from engine.ops.operations import Ops
 from engine.ops.weight import Weight
+from engine.shares import HeadRows
 
 
 class Loader:
@@ -56,10 +59,18 @@ class Loader:
         self._taken.add(name)
         return load_weight(self.gguf, name, rows, columns, count)
 
-    def matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int, count: int = 0, heads: HeadRows | None = None) -> Matrix:
         """Load a matrix [rows, columns] of the file, or ``count`` stacked matrices of one tensor, into memory that the
-        operations can read."""
-        return self.ops.weight(self.weight(name, rows, columns, count))
+        operations can read.
+
+        heads: how the rows belong to heads; None: they do not.
+        """
+        return self.ops.weight(replace(self.weight(name, rows, columns, count), heads=heads))
+
+    def embedding_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """Load a matrix [rows, columns] of which passes read single rows."""
+        # Devices that share a model do not divide it.
+        return self.ops.weight(self.weight(name, rows, columns), host=len(self.ops.owners) > 1)
 
     def array(self, name: str, *shape: int) -> np.ndarray:
         """Load a small tensor of the file as float32 of this shape."""
@@ -90,10 +101,13 @@ class Loader:
 
     # --- linear layers -----------------------------------------------------------------------------------------
 
-    def linear(self, name: str, rows: int, columns: int) -> Linear:
-        """Load the matrix ``name.weight`` [rows, columns] with its bias and its scale, if the file has them."""
+    def linear(self, name: str, rows: int, columns: int, heads: HeadRows | None = None) -> Linear:
+        """Load the matrix ``name.weight`` [rows, columns] with its bias and its scale, if the file has them.
+
+        heads: how the rows belong to heads; None: they do not.
+        """
         return Linear(
-            self.matrix(name + ".weight", rows, columns),
+            self.matrix(name + ".weight", rows, columns, heads=heads),
             self.optional(name + ".bias", rows),
             self.scalar(name + ".scale"),
         )
@@ -104,15 +118,17 @@ class Loader:
         return Linear(self.matrix(name, rows, columns))
 
     def linears(
-        self, blk: str, names: tuple[str, ...], fused: str, rows: tuple[int, ...], columns: int
+        self, blk: str, names: tuple[str, ...], fused: str, rows: tuple[int, ...], columns: int, n_groups: int = 0
     ) -> list[Linear]:
         """Load several linear layers with the same input, either as separate tensors ``names``, or as the rows of one tensor
         ``fused`` in this order.
 
         rows: the number of rows of each layer.
+        n_groups: the number of groups of heads to which the rows of each layer belong; 0: they belong to none.
         """
+        heads = [HeadRows(n_groups, (n,)) if n_groups else None for n in rows]
         if not self.has(f"{blk}{fused}.weight"):
-            layers = [self.linear(blk + name, n, columns) for name, n in zip(names, rows, strict=True)]
+            layers = [self.linear(blk + name, n, columns, of) for name, n, of in zip(names, rows, heads, strict=True)]
             self._check_biases(blk, names, layers)
             return layers
         whole = self.weight(f"{blk}{fused}.weight", sum(rows), columns)
@@ -120,9 +136,10 @@ class Loader:
         if self.has(f"{blk}{fused}.bias"):
             bias = self.array(f"{blk}{fused}.bias", sum(rows))
         parts, first = [], 0
-        for name, n in zip(names, rows, strict=True):
+        for name, n, of in zip(names, rows, heads, strict=True):
             own = self.optional(f"{blk}{name}.bias", n) if bias is None else self.ops.upload(bias[first : first + n])
-            parts.append(Linear(self.ops.weight(whole.slice(first, first + n)), own, scale))
+            part = replace(whole.slice(first, first + n), heads=of)
+            parts.append(Linear(self.ops.weight(part), own, scale))
             first += n
         return parts
 

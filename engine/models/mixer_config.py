@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.cache.spec import CacheSpec
+from engine.limits import MOST_OWNERS
 from engine.models.rope_config import RopeConfig
 
 
@@ -62,6 +63,11 @@ class MixerConfig(ABC):
         return True
 
     @property
+    def most_owners(self) -> int:
+        """The most devices that can share a layer with the mixer, each with heads of its own; 0: it cannot be shared."""
+        return 0
+
+    @property
     def rotations(self) -> tuple[RopeConfig, ...]:
         """The rotations whose angles the mixer needs."""
         return ()
@@ -99,3 +105,8 @@ class NoMixer(MixerConfig):
     def exists(self) -> bool:
         """False: the layer has no mixer."""
         return False
+
+    @property
+    def most_owners(self) -> int:
+        """Any number: there is nothing to share."""
+        return MOST_OWNERS

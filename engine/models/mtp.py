@@ -64,7 +64,7 @@ class DraftingLayer:
         self.hnorm = loader.vector(nextn + "hnorm.weight", c.n_embd)
 
         shape, embedding, head = (c.n_vocab, c.n_embd), nextn + "embed_tokens.weight", nextn + "shared_head_head.weight"
-        self.embed_tokens = loader.matrix(embedding, *shape) if loader.has(embedding) else model.token_embd
+        self.embed_tokens = loader.embedding_matrix(embedding, *shape) if loader.has(embedding) else model.token_embd
         self.output = loader.product(head, *shape) if loader.has(head) else model.output
         norm = nextn + "shared_head_norm"
         self.output_norm = load_norm(loader, norm) if loader.has(norm + ".weight") else model.output_norm

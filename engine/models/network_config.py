@@ -23,6 +23,11 @@ class NetworkConfig(ABC):
         return True
 
     @property
+    def can_be_shared(self) -> bool:
+        """Whether several devices can share the network, each with some rows of its matrices."""
+        return True
+
+    @property
     def share_read(self) -> float:
         """The fraction of the network's stacked matrices that one row reads."""
         return 1.0
@@ -120,6 +125,11 @@ class ExpertsConfig(NetworkConfig):
     def share_read(self) -> float:
         """The fraction of the experts that a row uses."""
         return self.n_used / self.n_expert
+
+    @property
+    def can_be_shared(self) -> bool:
+        """Whether there is no dense network beside the experts, and weights are those of outputs."""
+        return self.beside is None and not self.weighs_inputs
 
     @property
     def is_mixture(self) -> bool:

@@ -4,7 +4,7 @@ u, z = a Wqkv, a Wgate;  alpha, beta = a Walpha, a Wbeta;  o = rms_norm(delta_ne
 norm over each value head;  the layer adds o Wout to the residual stream (``engine/cpu/delta_net.py``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from engine.models.weights import stacked
 from engine.ops.delta_net import DeltaNet
 from engine.ops.operations import Ops
 from engine.ops.weight import Weight
+from engine.shares import HeadRows
 
 
 @dataclass
@@ -50,14 +51,16 @@ class Recurrent(Mixer):
 def load_recurrent(loader: Loader, blk: str, config: DeltaNetConfig) -> Recurrent:
     """Load the tensors ``attn_qkv``, ``attn_gate``, ``ssm_alpha`` and ``ssm_beta`` (or ``ssm_ba``), ``ssm_conv1d``,
     ``ssm_a``, ``ssm_dt``, ``ssm_norm`` and ``ssm_out``."""
-    net, n_embd = config, loader.config.n_embd
-    d_v = net.n_v * net.state_size
+    net, n_embd, d = config, loader.config.n_embd, config.state_size
+    d_v = net.n_v * d
+    values = tuple(n * d for n in net.value_segments)
+    channels = HeadRows(net.n_k, (net.n_k * d, net.n_k * d, *values))
     if loader.has(old := blk + "ssm_in.weight"):
         raise ModelError(f"{loader.gguf.path}: tensor {old} is of an early conversion; convert the model again.")
     return Recurrent(
         loader.linear(blk + "ssm_out", n_embd, d_v),
-        loader.linear(blk + "attn_qkv", net.n_channels, n_embd),
-        loader.linear(blk + "attn_gate", d_v, n_embd),
+        loader.linear(blk + "attn_qkv", net.n_channels, n_embd, channels),
+        loader.linear(blk + "attn_gate", d_v, n_embd, HeadRows(net.n_k, values)),
         _alpha_beta(loader, blk, net),
         DeltaNet(
             *(net.n_k, net.n_v, net.state_size, net.n_conv, loader.config.norm_eps),
@@ -72,13 +75,16 @@ def load_recurrent(loader: Loader, blk: str, config: DeltaNetConfig) -> Recurren
 
 def _alpha_beta(loader: Loader, blk: str, net: DeltaNetConfig) -> list[Linear]:
     n_v, n_embd = net.n_v, loader.config.n_embd
+    single = HeadRows(net.n_k, net.value_segments)
+    double = HeadRows(net.n_k, net.value_segments * 2)
     if loader.has(blk + "ssm_ba.weight"):
         # For each key head, the rows of beta of its value heads, then those of alpha (Qwen3-Next).
         both = loader.weight(blk + "ssm_ba.weight", 2 * n_v, n_embd)
         rows = np.arange(2 * n_v).reshape(net.n_k, 2, n_v // net.n_k)
         order = np.concatenate([rows[:, 1].ravel(), rows[:, 0].ravel()])
-        return [Linear(loader.ops.weight(both.reordered(order)))]
+        return [Linear(loader.ops.weight(replace(both.reordered(order), heads=double)))]
     weights: list[Weight] = [loader.weight(f"{blk}ssm_{name}.weight", n_v, n_embd) for name in ("alpha", "beta")]
     if weights[0].format == weights[1].format:
         weights = [stacked(f"{blk}ssm_alpha and ssm_beta", *weights)]
-    return [Linear(loader.ops.weight(weight)) for weight in weights]
+    heads = double if len(weights) == 1 else single
+    return [Linear(loader.ops.weight(replace(weight, heads=heads))) for weight in weights]

@@ -248,8 +248,8 @@ class Arithmetic(Protocol[A, V, M]):
         """
 
     def choose_experts(self, experts: Experts[A, M], x: V, tokens: A | None = None) -> ChosenExperts[A]:
-        """The choice of experts that :meth:`experts` makes for each row of x [rows, n_embd].  The matrices of the experts and
-        of the shared network are not read.
+        """The choice of experts that :meth:`experts` makes for each row of x [rows, n_embd], which is ``router_x`` there.
+        The matrices of the experts and of the shared network are not read.
 
         tokens: int32 [rows], needed if ``experts.given`` is a table.
         """
@@ -262,6 +262,27 @@ class Arithmetic(Protocol[A, V, M]):
         weights: float32 [rows, n_used].
 
         Returns float32 [rows, n_embd].  The router is not read.
+        """
+
+    def activate_experts(self, experts: Experts[A, M], x: V, ids: A) -> A:
+        """The activations of given experts for each row of x, before their matrix ``down``: activation(gate, up), with their
+        factors and biases.  Weights must be those of outputs.
+
+        x: [rows, n_embd].
+        ids: int32 [rows, n_used].
+
+        Returns float32 [rows * n_used, n_ff], a row for each expert of the first row of x, then those of the next one.
+        """
+
+    def join_experts(self, experts: Experts[A, M], activations: A, ids: A, weights: A) -> A:
+        """The weighted sum of the products of activations with the matrix ``down`` of their experts, with its factors and
+        biases, for each row, in the order of ids.
+
+        activations: [rows * n_used, n_ff], the result of :meth:`activate_experts`.
+        ids: int32 [rows, n_used].
+        weights: float32 [rows, n_used].
+
+        Returns float32 [rows, n_embd].
         """
 
     def add_gated(self, x: A, y: A, gates: A) -> A:

@@ -25,6 +25,11 @@ class DeltaNetSizes:
         """The number of channels of the convolution, which are those of q, k and v."""
         return (2 * self.n_k + self.n_v) * self.state_size
 
+    @property
+    def value_segments(self) -> tuple[int, ...]:
+        """The numbers of consecutive value heads in which every key head has an equal share, in its order."""
+        return (self.n_v,) if self.grouped else (self.n_k,) * (self.n_v // self.n_k)
+
 
 @dataclass(frozen=True)
 class DeltaNet(DeltaNetSizes, Generic[A]):

@@ -1,7 +1,7 @@
 """The device of a backend."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class DeviceOperations(Protocol):
 
     n_threads: int
     """The number of CPU threads that compute passes; 0 for a GPU."""
+
+    @property
+    def owners(self) -> tuple[Any, ...]:
+        """The backends that share the layers of a model; usually only this one."""
 
     @property
     def label(self) -> str:

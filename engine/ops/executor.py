@@ -1,7 +1,8 @@
 """The execution of passes: recording, splitting and running them."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -146,6 +147,15 @@ class Executor(Protocol[A]):
 
     def expect_drafts(self) -> None:
         """Select kernels that are fast for passes of a few rows, because passes will verify drafts."""
+
+    def together(self, others: Sequence[Any]) -> AbstractContextManager[None]:
+        """A context, within a pass that this backend records, in which the operations of other backends are recorded into
+        the same pass.  others: backends of the same kind whose arrays it can read, such as those of the owners of a group
+        (``engine/group/backend.py``)."""
+
+    def meet(self) -> None:
+        """In :meth:`together`: let all operations that follow, of any of the backends, begin when all before them have
+        ended.  Operations of different backends are otherwise not ordered."""
 
     def observe(self, observer: Observer[A] | None) -> None:
         """Call ``observer`` with intermediate values of all following operations.  None removes the observer.

@@ -1,10 +1,12 @@
 """A weight matrix: packed rows and their format."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.gguf.quants import Format
+from engine.shares import HeadRows
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Weight:
     first, count, pitch: of every ``pitch`` rows, the matrix contains the ``count`` rows from row ``first`` on.  If ``pitch``
         is 0, it contains all rows.
     stack: the number of matrices whose rows are stacked, for example those of the experts of a mixture.
+    heads: how the rows belong to heads, by which several devices may share them; None: they do not.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Weight:
     count: int = 0
     pitch: int = 0
     stack: int = 1
+    heads: HeadRows | None = None
 
     @property
     def rows(self) -> int:
@@ -73,3 +77,25 @@ class Weight:
         data = self.data[order]
         data.flags.writeable = False  # like mapped rows, so that the same compiled kernels accept both
         return replace(self, data=data)
+
+    def of(self, runs: Sequence[tuple[int, int]]) -> "Weight":
+        """The matrix of the rows in some runs [first, last) in rising order."""
+        (first, last), count = runs[0], len(runs)
+        if count == 1 and not self.pitch:
+            return replace(self.slice(first, last), heads=None)
+        # Equal runs at equal distances, as heads of queries, keys and values have them, need no copy.
+        pitch = self.rows // count
+        if runs == tuple((first + i * pitch, last + i * pitch) for i in range(count)) and self._is_in_records:
+            return replace(self, first=first, count=last - first, pitch=pitch, heads=None)
+        return replace(self.reordered(np.concatenate([np.arange(*run) for run in runs])), heads=None)
+
+    def of_each(self, first: int, last: int) -> "Weight":
+        """The matrices of the rows [first, last) of each of the stacked matrices."""
+        if self.pitch:
+            return replace(self, first=self.first + first, count=last - first)
+        return replace(self, first=first, count=last - first, pitch=self.rows // self.stack)
+
+    @property
+    def _is_in_records(self) -> bool:
+        """Whether backends copy the rows, so that they need not be contiguous."""
+        return self.format.quantized and not self.pitch

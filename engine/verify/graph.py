@@ -19,7 +19,7 @@ def first_of_graph(ops: Backend, plan: Plan) -> str:
 
     def checks(n: int) -> list[Check]:
         """The checks of launch n, after the first n + 1 launches were captured and run."""
-        part = Plan(plan.launches[: n + 1], None)
+        part = Plan(plan.launches[: n + 1], None, plan.devices)
         ops.capture(part)
         assert part.graph
         part.graph.launch()

@@ -53,6 +53,32 @@ class ExpertOperations(ProductOperations):
         y, weights = self._outputs(experts, x, ids, weights, self._pairs(ids, experts.n_expert))
         return self._join(_NOTHING, y, weights, _NOTHING, _NOTHING)
 
+    def activate_experts(self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        gate, up = self._inputs(experts, x, ids, self._pairs(ids, experts.n_expert))
+        return self.activate(experts.activation, gate, up)
+
+    def join_experts(
+        self,
+        experts: Experts[np.ndarray, Matrix],
+        activations: np.ndarray,
+        ids: np.ndarray,
+        weights: np.ndarray,
+    ) -> np.ndarray:
+        (y,) = self._expert_products(activations, self._pairs(ids, experts.n_expert), experts.down)
+        self._finish(y, ids, experts.down_scale, experts.down_bias)
+        return self._join(_NOTHING, y, weights, _NOTHING, _NOTHING)
+
+    def _inputs(
+        self, experts: Experts[np.ndarray, Matrix], x: np.ndarray, ids: np.ndarray, pairs: Pairs
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """The products with gate, if there is one, and with up of the expert of each pair, float32 [pairs, n_ff]."""
+        stacks: list[Matrix] = present(experts.gate, experts.up)
+        *gate, up = self._expert_products(x, pairs, *stacks)
+        if experts.gate is not None:
+            self._finish(gate[0], ids, experts.gate_scale, experts.gate_bias)
+        self._finish(up, ids, experts.up_scale, experts.up_bias)
+        return gate[0] if gate else None, up
+
     def _route(
         self, experts: Experts[np.ndarray, Matrix], logits: np.ndarray, tokens: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -88,24 +114,20 @@ class ExpertOperations(ProductOperations):
     ) -> tuple[np.ndarray, np.ndarray]:
         """The output of the expert of each pair, float32 [pairs, n_embd], and the weights of the outputs, float32 [rows,
         n_used]."""
-        stacks: list[Matrix] = present(experts.gate, experts.up)
-        *gate, up = self._expert_products(x, pairs, *stacks)
-        if experts.gate is not None:
-            self._finish(gate[0], ids, experts.gate_scale, experts.gate_bias)
-        self._finish(up, ids, experts.up_scale, experts.up_bias)
+        gate, up = self._inputs(experts, x, ids, pairs)
         if experts.weighs_inputs:
             ones, ns = self.empty(weights.shape), 0.2 * up.shape[1]
-            given = gate[0] if gate else _NOTHING, up, weights, ones
+            given = _NOTHING if gate is None else gate, up, weights, ones
             self.do(mixture.weigh_products, *given, items=up.shape[0], ns=ns)
             weights = ones
         quantized = None
         if isinstance(experts.down, Records):
             # One operation, because 16 threads wait for each other after each.
             unit = experts.down.format.unit
-            act, units = self._quantize_activated(experts.activation, gate[0] if gate else up, up, unit)
+            act, units = self._quantize_activated(experts.activation, up if gate is None else gate, up, unit)
             quantized = {unit: units}
         else:
-            act = self.activate(experts.activation, gate[0] if gate else None, up)
+            act = self.activate(experts.activation, gate, up)
         (y,) = self._expert_products(act, pairs, experts.down, quantized=quantized)
         self._finish(y, ids, experts.down_scale, experts.down_bias)
         return y, weights

@@ -1,6 +1,7 @@
 """Recording passes: operations are stored while a pass is being recorded, and executed at once otherwise."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,20 @@ class Recorder:
             self._program = None
         program.result = result
         return program
+
+    @contextlib.contextmanager
+    def together(self, others: "Sequence[Recorder]") -> Iterator[None]:
+        """Add the operations of the others to the program that is being recorded, in the order of the calls."""
+        for other in others:
+            other._program = self._program
+        try:
+            yield
+        finally:
+            for other in others:
+                other._program = None
+
+    def meet(self) -> None:
+        """Do nothing: the operations of a program run in the order of the calls."""
 
     def run_program(self, program: Program) -> None:
         """Execute a program, after ``Program.finish``."""

@@ -130,9 +130,15 @@ class MixtureLaunches:
 
         ends = [(experts.down_scale, experts.down_bias)]
         (y,) = self._products([down], others[-1:], ends, activations, True, logits, act if ready is None else None)
+        return self._sum(y, y[self._pairs :] if self._joins else common, logits)
+
+    def _sum(self, y: Tensor, common: Tensor | int, logits: Tensor) -> Tensor:
+        """Record the weighted sum of the outputs of experts y [pairs, n_embd], added to the residual if there is one, and to
+        the outputs of the shared network, ``common``: float32 [rows, n_embd]."""
+        recorder, experts, n_rows = self._recorder, self._experts, y.shape[1]
         out = recorder.empty((self._rows, n_rows))
         arguments: tuple[Argument, ...] = (
-            *(self._residual or 0, y, self._weights, y[self._pairs :] if self._joins else common),
+            *(self._residual or 0, y, self._weights, common),
             *(logits, experts.router.rows, n_rows, out),
         )
         ungated = (False,) if experts.shared and not experts.shared_gated else ()
@@ -151,6 +157,28 @@ class MixtureLaunches:
         network: ids int32, weights float32 [rows, n_used]."""
         self._ids, self._weights, self._routed = ids, weights, True
         return self._record(weights)
+
+    def activate(self, ids: Tensor) -> Tensor:
+        """Record the activations of given experts, float32 [pairs, n_ff], of a mixture without a shared network whose weights
+        are those of outputs: ids int32 [rows, n_used]."""
+        experts, self._ids, self._routed = self._experts, ids, True
+        stacks = present(experts.gate, experts.up)
+        ends = [(experts.gate_scale, experts.gate_bias), (experts.up_scale, experts.up_bias)][-len(stacks) :]
+        *gate, up = self._products(stacks, (), ends, self._activations, False, self._weights)
+        return plain(self._recorder, Gated(gate[0] if gate else None, up, experts.activation))
+
+    def join(self, activations: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Record the weighted sum of the outputs of given experts, float32 [rows, n_embd], from their activations, float32
+        [pairs, n_ff]: ids int32, weights float32 [rows, n_used]."""
+        recorder, experts = self._recorder, self._experts
+        self._ids, self._weights, self._routed = ids, weights, True
+
+        def inputs(unit: int) -> Activations:
+            return quantized(recorder, activations, unit, self._rows) if unit else activations
+
+        ends = [(experts.down_scale, experts.down_bias)]
+        (y,) = self._products([experts.down], (), ends, inputs, True, weights)
+        return self._sum(y, 0, weights)
 
     def _logits(self) -> Tensor:
         """The router's logits of all rows; the kernel also quantizes x to int8 where it can do both."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from engine.arrays import Batch, Role
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.device import Device, shared_percent
+from engine.cuda.runtime.meeting import Meeting
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
 from engine.limits import MOST_TOGETHER
@@ -71,6 +72,7 @@ class Plans:
         self.latest: dict[Key, Plan] = {}
         self._device = device
         self._recorder = recorder
+        self._meetings: dict[tuple[Device, ...], Meeting] = {}
 
     def plan(
         self,
@@ -107,9 +109,9 @@ class Plans:
     def capture(self, plan: Plan) -> None:
         """Compile the kernels of a plan and capture its graph."""
         for launch in plan.launches:
-            self._device.load(launch.kernel)
+            plan.devices[launch.device].load(launch.kernel)
         with self._device.capture() as graph:
-            self.start(plan)
+            self._launch(plan, plan.launches)
         plan.graph = graph
 
     def start_whole(self, plan: Plan) -> None:
@@ -118,18 +120,41 @@ class Plans:
         if plan.graph is None and plan.started:
             self.capture(plan)
         plan.started = True
-        if plan.graph is not None:
-            plan.graph.launch()
-        else:
+        if plan.graph is None:
             self.start(plan)
+            return
+        meeting = self._meeting(plan)
+        meeting.gather()
+        plan.graph.launch()
+        meeting.part()
 
     def start(self, plan: Plan, then: Callable[[Launch], None] | None = None, which: slice = slice(None)) -> None:
         """Launch the kernels of a plan one by one.  then: called after each kernel has ended; which: the kernels to
         launch."""
-        for launch in plan.launches[which]:
-            self._device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, plan.percent)
+        meeting = self._meeting(plan)
+        meeting.gather()
+        self._launch(plan, plan.launches[which], then)
+        meeting.part()
+
+    def _launch(self, plan: Plan, launches: Sequence[Launch], then: Callable[[Launch], None] | None = None) -> None:
+        """Launch kernels of a plan one by one, after everything that has been launched on its first device and before
+        everything that is launched there next."""
+        meeting = self._meeting(plan)
+        meeting.part()
+        for i, launch in enumerate(launches):
+            device = plan.devices[launch.device]
+            if i and launch.stretch != launches[i - 1].stretch:
+                meeting.meet()
+            device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, plan.percent)
             if launch.finishes:
-                self._device.finish()
+                device.finish()
             if then is not None:
-                self._device.synchronize(f"the kernel {launch.kernel.name}")
+                device.synchronize(f"the kernel {launch.kernel.name}")
                 then(launch)
+        meeting.gather()
+
+    def _meeting(self, plan: Plan) -> Meeting:
+        """How the devices of a plan wait for each other."""
+        if plan.devices not in self._meetings:
+            self._meetings[plan.devices] = Meeting(plan.devices)
+        return self._meetings[plan.devices]

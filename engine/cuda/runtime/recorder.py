@@ -1,7 +1,8 @@
 """Recording the launches of a pass, and allocating memory for their results."""
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -55,6 +56,11 @@ class Recorder:
         self._pool = self._pools[Role.DECODE]
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
+        #: Those whose launches become part of the pass that is being recorded, and the devices of the pass.
+        self._others: list[Recorder] = []
+        self._devices: tuple[Device, ...] = (device,)
+        #: The index of its device in the pass, and the number of meetings before the next launch.
+        self._number = self._stretch = 0
 
     @property
     def n_bytes(self) -> int:
@@ -67,9 +73,37 @@ class Recorder:
         self._pool = self._pools[role]
         try:
             result = forward()
-            return Plan(self._launches, result)
+            return Plan(self._launches, result, self._devices)
         finally:
             self._launches = self._added = None
+            self._devices, self._stretch = (self.device,), 0
+
+    @contextlib.contextmanager
+    def together(self, others: "Sequence[Recorder]") -> Iterator[None]:
+        """Add the launches of the others to the pass that is being recorded.  Until :meth:`meet`, each has its own list."""
+        role = next(role for role, pool in self._pools.items() if pool is self._pool)
+        self._others = list(others)
+        self._devices = tuple(dict.fromkeys([self.device, *(other.device for other in others)]))
+        for other in others:
+            other._launches, other._added, other._pool = [], None, other._pools[role]
+            other._number, other._stretch = self._devices.index(other.device), self._stretch
+        try:
+            yield
+            self.meet()
+        finally:
+            self._others = []
+            for other in others:
+                other._launches = other._added = None
+                other._number = other._stretch = 0
+
+    def meet(self) -> None:
+        """Continue when the launches so far, of all that record together, have ended."""
+        assert self._launches is not None
+        for other in self._others:
+            assert other._launches is not None
+            self._launches += other._launches
+            other._launches, other._added, other._stretch = [], None, self._stretch + 1
+        self._added, self._stretch = None, self._stretch + 1
 
     def launch(
         self,
@@ -86,7 +120,8 @@ class Recorder:
         self._added = None
         # Record addresses only, so that the results are not kept alive and later launches can reuse their memory.
         written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values())
-        self._launches.append(Launch(kernel, grid, block, plain, written, tuple(outputs)))
+        launch = Launch(kernel, grid, block, plain, written, tuple(outputs), device=self._number, stretch=self._stretch)
+        self._launches.append(launch)
 
     def finish(self) -> None:
         """Let the next launch start only after the latest one has ended."""

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike
 
 from engine.cuda.products import repack
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Buffer, Graph
+from engine.cuda.runtime.device import Buffer, Device, Graph
 from engine.gguf.quants import Format
 
 
@@ -80,6 +80,8 @@ class Launch:
     - logits, ids, weights, listed, items: the choice of experts, and pairs (row, expert) sorted by expert.
 
     finishes: whether the next launch starts only after this one has ended.
+    device: the index of its device in ``Plan.devices``.
+    stretch: between two stretches, all devices wait for each other.
     """
 
     kernel: Specialization
@@ -89,14 +91,20 @@ class Launch:
     outputs: tuple[Tensor, ...]
     names: tuple[str, ...]
     finishes: bool = False
+    device: int = 0
+    stretch: int = 0
 
 
 class Plan:
-    """A recorded pass: its launches, its graph, and its inputs and results."""
+    """A recorded pass: its launches, its graph, and its inputs and results.
 
-    def __init__(self, launches: list[Launch], result: Tensor | None) -> None:
+    devices: those that compute it; the first one has the inputs and the result.
+    """
+
+    def __init__(self, launches: list[Launch], result: Tensor | None, devices: tuple[Device, ...]) -> None:
         self.launches = launches
         self.result = result
+        self.devices = devices
         self.graph: Graph | None = None
         #: Whether it has been launched as a whole.
         self.started = False

@@ -37,11 +37,13 @@ _devices: "weakref.WeakValueDictionary[int, SimulatedDevice]" = weakref.WeakValu
 
 
 class SimulatedGraph:
-    """Launches that were recorded."""
+    """Launches that were recorded, each with its device."""
 
     def __init__(self, device: "SimulatedDevice") -> None:
         self._device = device
         self.launches: list[tuple[Any, ...]] = []
+        #: The devices whose launches are being recorded.
+        self.members = [device]
 
     @property
     def n_nodes(self) -> int:
@@ -53,10 +55,15 @@ class SimulatedGraph:
 
 
 class SimulatedMark:
-    """A point in the queue, which everything has already passed."""
+    """A point in the queue, which everything has already passed.  Devices that wait for it join the graph that is being
+    recorded there."""
+
+    def __init__(self, device: "SimulatedDevice") -> None:
+        self._device = device
+        self.graph: SimulatedGraph | None = None
 
     def set(self) -> None:
-        pass
+        self.graph = self._device.capturing
 
     def wait(self, what: str) -> None:
         pass
@@ -93,7 +100,7 @@ class SimulatedDevice:
         self._next = number * SPACE
         _devices[number] = self
         self.peers: list[SimulatedDevice] = []
-        self._capturing: SimulatedGraph | None = None
+        self.capturing: SimulatedGraph | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -170,10 +177,13 @@ class SimulatedDevice:
         self.write(address, array)
 
     def mark(self) -> "SimulatedMark":
-        return SimulatedMark()
+        return SimulatedMark(self)
 
     def follow(self, mark: "SimulatedMark") -> None:
-        pass
+        if mark.graph is not None and mark.graph is not self.capturing:
+            assert self.capturing is None
+            self.capturing = mark.graph
+            mark.graph.members.append(self)
 
     def access(self, other: "SimulatedDevice") -> bool:
         if self.links and other is not self and other not in self.peers:
@@ -197,10 +207,13 @@ class SimulatedDevice:
         """Run the launches of a graph up to one that waits for the host."""
         self.in_graph = True
         while self.waiting and not self._waits(*self.waiting[0]):
-            self.launch(*self.waiting.popleft())
+            device, *launch = self.waiting.popleft()
+            device.launch(*launch)
         self.in_graph = False
 
-    def _waits(self, specialization: Specialization, grid: Any, block: int, arguments: Sequence[Any], *_: Any) -> bool:
+    def _waits(
+        self, device: object, specialization: Specialization, grid: Any, block: int, arguments: Sequence[Any], *_: Any
+    ) -> bool:
         return specialization.kernel.name == "receive" and not self.at(arguments[3], 4).any()
 
     # --- kernels -----------------------------------------------------------------------------------------------
@@ -216,8 +229,8 @@ class SimulatedDevice:
         arguments: Sequence[Any],
         percent: int = 0,
     ) -> None:
-        if self._capturing:
-            self._capturing.launches.append((specialization, grid, block, arguments))
+        if self.capturing:
+            self.capturing.launches.append((self, specialization, grid, block, arguments))
             return
         assert specialization.shared <= self.shared_memory
         if self.on_launch:
@@ -242,11 +255,12 @@ class SimulatedDevice:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[SimulatedGraph]:
-        self._capturing = graph = SimulatedGraph(self)
+        self.capturing = graph = SimulatedGraph(self)
         try:
             yield graph
         finally:
-            self._capturing = None
+            for device in graph.members:
+                device.capturing = None
 
     def close(self) -> None:
         self._memory.clear()

@@ -251,7 +251,7 @@ class Device(SimulatedDevice):
         arguments: Sequence[Any],
         percent: int = 0,
     ) -> None:
-        if specialization.kernel is not sample.maxima or self._capturing:
+        if specialization.kernel is not sample.maxima or self.capturing:
             super().launch(specialization, grid, block, arguments, percent)
             return
         logits, stride, n_vocab, best = arguments

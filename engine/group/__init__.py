@@ -1,0 +1,1 @@
+"""A backend of several devices that share every layer."""

@@ -1,0 +1,59 @@
+"""Which models several devices can share layer by layer, and what each of them then owns."""
+
+from typing import NamedTuple
+
+from engine.models.config import ModelConfig
+from engine.shares import even_cut, share
+
+Range = tuple[int, int]
+"""Elements [first, last)."""
+
+
+class Owned(NamedTuple):
+    """What one of several devices owns of a model.
+
+    heads: of each layer, the heads of keys and values, or the key heads, with all heads that belong to them; None: the layer
+        has no mixer.
+    columns: the elements of the residual stream that it computes.
+    tokens: the tokens whose logits it computes.
+    """
+
+    heads: tuple[Range | None, ...]
+    columns: Range
+    tokens: Range
+
+
+def owned(config: ModelConfig, n_owners: int) -> tuple[Owned, ...]:
+    """What each of several devices owns of a model, for which :func:`why_not_shared` must give no reason."""
+    mixers = [layer.mixer for layer in config.all_layers]
+    columns, tokens = (even_cut(size, n_owners) for size in (config.n_embd, config.n_vocab))
+    assert columns is not None and tokens is not None
+    found = []
+    for i in range(n_owners):
+        heads = tuple(share(mixer.most_owners, i, n_owners) if mixer.exists else None for mixer in mixers)
+        found.append(Owned(heads, columns.runs[i][0], tokens.runs[i][0]))
+    return tuple(found)
+
+
+def why_not_shared(config: ModelConfig, n_owners: int) -> str:
+    """Why this number of devices cannot share a model, as a clause that says what to do; "" if they can."""
+    one = "use one device, or give each of them some of its layers"
+    if config.streams is not None or config.n_per_layer or config.n_shared:
+        return f"several devices cannot share the layers of a {config.architecture} model; {one}"
+    if not config.causal or config.pooling:
+        return "several devices cannot share the layers of a model that reads whole texts; use one device"
+    if config.taps or config.block:
+        return "several devices cannot share a model whose drafts come from several layers; leave out the draft model"
+    for layer in config.all_layers:
+        mixer, network = layer.mixer, layer.network
+        if not mixer.most_owners:
+            return f"several devices cannot share the mixers of a {config.architecture} model; {one}"
+        if not network.can_be_shared:
+            return f"several devices cannot share the mixtures of a {config.architecture} model; {one}"
+        if mixer.most_owners < n_owners:
+            heads = "one head" if mixer.most_owners == 1 else f"{mixer.most_owners} heads"
+            fewer = f"at most {mixer.most_owners} devices" if mixer.most_owners > 1 else "one device"
+            return f"{n_owners} devices cannot share the {heads} of keys of a layer; use {fewer}"
+    if any(even_cut(size, n_owners) is None for size in (config.n_embd, config.n_vocab)):
+        return f"{n_owners} devices cannot share rows of {config.n_embd} elements; use fewer devices"
+    return ""
