@@ -4,6 +4,7 @@ import contextlib
 import re
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from engine.checks import described
@@ -39,11 +40,12 @@ def parse_device(name: str) -> int | None:
 
 
 def parse_devices(names: str) -> tuple[str, ...]:
-    """The device names in "cuda:0,cuda:1" and so on, or the only one.  Raises UsageError for a name that ``parse_device``
-    does not know, for several devices that are not all GPUs, and for one that is named twice."""
+    """The device names in "cuda:0,cuda:1" or "cpu,cpu" and so on, or the only one.  Raises UsageError for a name that
+    ``parse_device`` does not know, for several devices that are not all GPUs or all the CPU, and for a GPU that is named
+    twice."""
     found = tuple(names.split(","))
     numbers = [parse_device(name) for name in found]
-    if len(found) == 1:
+    if len(found) == 1 or set(found) == {"cpu"}:
         return found
     if None in numbers or "auto" in found:
         raise UsageError(
@@ -116,6 +118,23 @@ def open_device(
         if name != "auto":
             raise
         return _cpu(n_threads, max_rows)
+
+
+def open_group(owners: "Sequence[Ops]") -> "Ops":
+    """The backend of several devices that share every layer of a model.  Raises DeviceError if two of them cannot read each
+    other's memory."""
+    from engine.group.backend import DeviceGroup
+
+    for one in owners:
+        for other in owners:
+            try:
+                one.reach(other)
+            except DeviceError:
+                raise DeviceError(
+                    f"{one.label} cannot read the memory of {other.label}, as devices must that share layers: give each some "
+                    'of the layers (split_mode="layer").'
+                ) from None
+    return cast("Ops", DeviceGroup(owners))
 
 
 def host_beside(ops: "Ops", n_threads: int = 0) -> "Ops | None":

@@ -16,13 +16,13 @@ from engine.checks import described, folder_path, function, memory_size, whole
 from engine.compile.pool import compile_all
 from engine.decode.device import ahead_drafted
 from engine.default_cache import default_types
-from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device, parse_devices
+from engine.devices import check_batch_size, check_gpu_memory, host_beside, open_device, open_group, parse_devices
 from engine.errors import ContextError, DeviceError, DeviceMemoryError, ModelError, UsageError
 from engine.gguf.file import GGUF, GGUFTensor, read_gguf
 from engine.gguf.quants import FORMATS
 from engine.hub.catalog import cache_dir
 from engine.hub.resolve import resolve
-from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET, MOST_DRAFTS, MOST_PARALLEL
+from engine.limits import ALL_LAYERS, LEAST_KV_BUDGET, MOST_DRAFTS, MOST_OWNERS, MOST_PARALLEL
 from engine.llm import LLM, opened
 from engine.machine.memory import available_memory
 from engine.models.assistant import Assistant
@@ -44,12 +44,14 @@ from engine.models.placement import Placement
 from engine.models.registry import (
     build,
     is_mtp,
+    is_standard,
     load_layer_that_drafts,
     read_assistant,
     read_config,
     with_mtp,
     without_mtp,
 )
+from engine.models.sharing import why_not_shared
 from engine.ops.memory import Progress
 from engine.ops.operations import Ops
 from engine.speculative.assistant import AssistantDraft
@@ -157,8 +159,8 @@ def load(
         ``"ffn_.*_exps=cpu"``. The first match counts, and it takes precedence over ``n_gpu_layers`` and ``n_cpu_moe``. The
         tensors of a mixer stay together, and so do those of a network.
     split_mode : str
-        How several GPUs divide a model: "layer": each has a run of layers, in the order of ``device``; "none": the first one
-        has all of it.
+        How several GPUs divide a model: "layer": each has a run of layers, in the order of ``device``; "tensor": each has a
+        part of every layer, also owners on the CPU (``device="cpu,cpu"``); "none": the first one has all of it.
     tensor_split : str
         The shares of several GPUs, a number for each, such as "3,1"; 0: none. By default in proportion to their free memory.
     mtp : bool
@@ -250,12 +252,13 @@ def load(
         raise UsageError("cache_disk_path is the folder of a cache on disk; say how large that is with cache_disk=...")
     names, shares = _split(device, split_mode, tensor_split)
     gpus = tuple(open_device(name, n_threads, None, batch_size, limit) for name in names)
-    ops = gpus[-1]
+    shared = split_mode == "tensor" and len(gpus) > 1
+    ops = open_group(gpus) if shared else gpus[-1]
     drafter, draft_ops = None, ops
     if draft_model is not None:
         drafter = _open(draft_model, check_tensors, progress)
         # On one GPU both models share a device object, so that drafts need not leave the GPU.
-        draft_ops = open_device(device_draft or names[-1], n_threads, ops, batch_size, limit)
+        draft_ops = open_device(device_draft or names[-1], n_threads, gpus[-1], batch_size, limit)
     # A layer of a model in a file of its own.
     layer = drafter.gguf if drafter is not None and is_mtp(drafter.gguf) else None
     if layer is not None and device_draft is not None:
@@ -275,7 +278,7 @@ def load(
         beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
     rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer, division, n_threads, kv_budget
-    split = gpus if len(gpus) > 1 else ()
+    split = gpus if len(gpus) > 1 and not shared else ()
     options = _Options(
         types, batch_size > 0, mtp and drafter is None, *rest, pooling=pooling or "", gpus=split, shares=shares
     )
@@ -329,10 +332,19 @@ def _given_types(both: str | None, keys: str | None, values: str | None) -> Type
 def _split(device: "str | Target", mode: str, shares: str) -> tuple[tuple["str | Target", ...], tuple[float, ...]]:
     """The devices that have parts of a model, and their shares; () for those of their free memory.  Raises UsageError."""
     if mode not in MODES:
-        raise UsageError(f"split_mode must be {' or '.join(MODES)}, not {described(mode)}.")
+        raise UsageError(f"split_mode must be {', '.join(MODES[:-1])} or {MODES[-1]}, not {described(mode)}.")
     if not isinstance(device, str):
         return (device,), ()
     names = parse_devices(device)
+    if mode == "tensor" and shares:
+        raise UsageError('tensor_split is for layers (split_mode="layer"): devices that share layers have equal parts.')
+    if len(names) > 1 and names[0] == "cpu" and mode != "tensor":
+        raise UsageError(
+            f'device {described(device)} names the CPU several times, which only shares layers (split_mode="tensor"): name '
+            "it once."
+        )
+    if len(names) > MOST_OWNERS and mode == "tensor":
+        raise UsageError(f"at most {MOST_OWNERS} devices share a model, not {len(names)}: name fewer (device=...).")
     given = parse_split(shares, len(names))
     if mode == "none":
         return names[:1], ()
@@ -546,6 +558,9 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _
     division, whole = options.division, Placement.whole(config, ops)
     if options.gpus:
         return _layers_of_gpus(config, gguf, n_ctx, options), False
+    if len(ops.owners) > 1:
+        _check_shared(config, gguf, len(ops.owners), options)
+        return whole, False
     if division.divides(config):
         host = host_beside(ops, options.n_threads)
         return (whole if host is None else division.placement(config, gguf, ops, host)), False
@@ -567,6 +582,20 @@ def _placement(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, options: _
     host = host_beside(ops, options.n_threads)
     found = host and fitted(config, gguf, ops, host, fits)
     return found or whole, found is not None
+
+
+def _check_shared(config: ModelConfig, gguf: GGUF, n_owners: int, options: _Options) -> None:
+    """Raise UsageError if this number of devices cannot share the layers of a model with these options."""
+    if options.division.divides(config):
+        raise UsageError(
+            "layers on the CPU are for one GPU: name one (device=...), or leave out n_gpu_layers, n_cpu_moe and "
+            "override_tensor."
+        )
+    if options.kv_budget:
+        raise UsageError("kv_budget is for one device, or devices with some layers each: leave it out (kv_budget=0).")
+    why = why_not_shared(config, n_owners, is_standard(config))
+    if why:
+        raise UsageError(f"{gguf.path.name}: {why}.")
 
 
 def _layers_of_gpus(config: ModelConfig, gguf: GGUF, n_ctx: int, options: _Options) -> Placement:

@@ -29,8 +29,9 @@ keep the parts of layers whose tensors' names contain a match on a device, CPU o
 ffn_.*_exps=CPU; the first match counts. The tensors of a mixer stay together, as do those of a network"""
 
 SPLIT_MODE = """\
-how several GPUs divide a model: layer = each has a run of layers, in the order of --device; none = the
-first one has all of it (default layer); the answer is the same"""
+how several GPUs divide a model: layer = each has a run of layers, in the order of --device; tensor =
+each has a part of every layer (also with --device cpu,cpu); none = the first one has all of it (default
+layer); the answer is the same"""
 
 TENSOR_SPLIT = """\
 shares of several GPUs, a number for each, such as 3,1; default: in proportion to their free memory"""
@@ -127,7 +128,7 @@ def add_division(group: Group) -> None:
     every = "keep all mixtures of experts on the CPU"
     add("-cmoe", "--cpu-moe", action="store_const", const=ALL_LAYERS, dest="n_cpu_moe", help=every)
     add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=_overrides, help=OVERRIDE_TENSOR)
-    add("-sm", "--split-mode", metavar="HOW", type=Choice(("layer", "none")), default="layer", help=SPLIT_MODE)
+    add("-sm", "--split-mode", metavar="HOW", type=Choice(("layer", "tensor", "none")), default="layer", help=SPLIT_MODE)
     add("-ts", "--tensor-split", metavar="X,...", default="", help=TENSOR_SPLIT)
 
 

@@ -432,7 +432,11 @@ class DeviceGroup:
         return self.lead.download(array.whole().copies[0], out)
 
     def free_memory(self, weights: int) -> int:
-        return self.lead.free_memory(weights)
+        """That of all owners together, if each has as much as the one with the least; on the CPU they have the same."""
+        if self.lead.device_memory() is None:
+            return self.lead.free_memory(weights)
+        n = len(self.owners)
+        return n * min(ops.free_memory(weights // n) for ops in self.owners)
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
         return self.lead.scratch_bytes(n_head, d_v, n_ctx)
@@ -555,10 +559,16 @@ class DeviceGroup:
         return self.lead.gpu_name
 
     def device_memory(self) -> DeviceMemory | None:
-        return self.lead.device_memory()
+        """The sums of all owners."""
+        found = [memory for ops in self.owners if (memory := ops.device_memory()) is not None]
+        sums = (sum(getattr(memory, name) for memory in found) for name in ("allocated", "weights", "free"))
+        return DeviceMemory(*sums) if found else None
 
     def bandwidth(self) -> float:
-        return self.lead.bandwidth()
+        """That of all owners together; on the CPU they have the same."""
+        if self.lead.device_memory() is None:
+            return self.lead.bandwidth()
+        return sum(ops.bandwidth() for ops in self.owners)
 
     def shares_memory_with(self, other: DeviceOperations) -> bool:
         """Whether it is this group."""

@@ -13,8 +13,8 @@ from engine.models.division import EMBEDDING, PER_LAYER, part_of
 from engine.models.placement import Placement, parts_of
 from engine.ops.operations import Ops
 
-MODES = ("layer", "none")
-"""The values of ``split_mode``: whole layers on each GPU, or the first GPU only."""
+MODES = ("layer", "tensor", "none")
+"""The values of ``split_mode``: whole layers on each GPU, a part of every layer on each device, or the first GPU only."""
 
 
 def parse_split(text: str, n_devices: int) -> tuple[float, ...]:

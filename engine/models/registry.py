@@ -10,6 +10,7 @@ from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.config import ASSISTANT, DFLASH, EAGLE3, ModelConfig
+from engine.models.decoder import StandardDecoder
 from engine.models.dflash import DFlash, load_dflash
 from engine.models.dflash_config import with_dflash
 from engine.models.eagle3 import load_eagle3, with_eagle3
@@ -232,6 +233,11 @@ def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP | DFlash:
     if kind := kind_of_network(layer):
         return load_eagle3(model, layer) if kind == EAGLE3 else load_dflash(model, layer)
     return load_mtp(model, layer) if model.config.streams is None else load_streams_mtp(model, layer)
+
+
+def is_standard(config: ModelConfig) -> bool:
+    """Whether the layers of a model are the ones that ``LayerConfig`` describes, with no further parts."""
+    return ARCHITECTURES[config.architecture].model is StandardDecoder
 
 
 def without_mtp(config: ModelConfig) -> ModelConfig:

@@ -35,10 +35,13 @@ def owned(config: ModelConfig, n_owners: int) -> tuple[Owned, ...]:
     return tuple(found)
 
 
-def why_not_shared(config: ModelConfig, n_owners: int) -> str:
-    """Why this number of devices cannot share a model, as a clause that says what to do; "" if they can."""
+def why_not_shared(config: ModelConfig, n_owners: int, is_standard: bool = True) -> str:
+    """Why this number of devices cannot share a model, as a clause that says what to do; "" if they can.
+
+    is_standard: whether its layers have no other parts than a mixer and a network.
+    """
     one = "use one device, or give each of them some of its layers"
-    if config.streams is not None or config.n_per_layer or config.n_shared:
+    if not is_standard or config.streams is not None or config.n_per_layer or config.n_shared:
         return f"several devices cannot share the layers of a {config.architecture} model; {one}"
     if not config.causal or config.pooling:
         return "several devices cannot share the layers of a model that reads whole texts; use one device"

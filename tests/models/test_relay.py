@@ -204,7 +204,7 @@ def test_wrong_devices(names: str, sentence: str) -> None:
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     path = make_model(tmp_path / "m.gguf", "tiny-llama", "Q8_0")
-    with pytest.raises(UsageError, match="split_mode must be layer or none, not 'row'"):
+    with pytest.raises(UsageError, match="split_mode must be layer, tensor or none, not 'row'"):
         engine.load(path, device="cpu", split_mode="row")
     with pytest.raises(UsageError, match="tensor_split says which part"):
         engine.load(path, device="cpu", tensor_split="1,1")
