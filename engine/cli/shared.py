@@ -128,7 +128,9 @@ def add_division(group: Group) -> None:
     every = "keep all mixtures of experts on the CPU"
     add("-cmoe", "--cpu-moe", action="store_const", const=ALL_LAYERS, dest="n_cpu_moe", help=every)
     add("-ot", "--override-tensor", metavar="REGEX=DEVICE,...", type=_overrides, help=OVERRIDE_TENSOR)
-    add("-sm", "--split-mode", metavar="HOW", type=Choice(("layer", "tensor", "none")), default="layer", help=SPLIT_MODE)
+    add(
+        "-sm", "--split-mode", metavar="HOW", type=Choice(("layer", "tensor", "none")), default="layer", help=SPLIT_MODE
+    )
     add("-ts", "--tensor-split", metavar="X,...", default="", help=TENSOR_SPLIT)
 
 

@@ -7,16 +7,20 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import engine
 from engine import loading
 from engine.cache.shared import SharedLayer
 from engine.cpu.backend import Backend
-from engine.group.backend import DeviceGroup
-from engine.ops.operations import Ops
+from engine.errors import UsageError
+from engine.limits import MOST_OWNERS
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import shapes
+from tests.models.test_mixed_passes import read
 from tests.models.test_stages import N_SEQUENCES, facts
+from tests.tiers import examples
 
 
 class Isolated(Backend):
@@ -26,10 +30,15 @@ class Isolated(Backend):
         return np.array(array)
 
 
-def share(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Let n owners share the next models."""
-    owners = [cast(Ops, Isolated(1, 24)) for _ in range(n)]
-    monkeypatch.setattr(loading, "open_device", lambda *given: cast(Ops, DeviceGroup(owners)))
+@pytest.fixture
+def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every backend is one of these, and reads few rows at a time."""
+    monkeypatch.setattr(loading, "open_device", lambda *given: Isolated(1, 24))
+
+
+def owners(n: int) -> dict[str, Any]:
+    """The arguments of ``engine.load`` for n owners on the CPU."""
+    return {"device": ",".join(["cpu"] * n), "split_mode": "tensor", "n_threads": 1}
 
 
 CASES = {
@@ -52,7 +61,7 @@ experts, have layers that draft."""
     ("name", "n"),
     [
         ("dense", 2),
-        ("dense", 3),
+        pytest.param("dense", 3, marks=pytest.mark.first),
         ("four heads", 4),
         ("biases", 3),
         ("windows", 2),
@@ -65,20 +74,64 @@ experts, have layers that draft."""
         ("shared experts", 2),
     ],
 )
-def test_a_shared_model_has_the_bits_of_one_device(
-    name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shared_model_has_the_bits_of_one_device(name: str, n: int, tmp_path: Path, isolated: None) -> None:
     shape, quant, sizes, cache_type = CASES[name]
     path = make_model(tmp_path / "m.gguf", replace(shapes()[shape], **cast(Any, sizes)), quant, seed=5)
 
-    def bits() -> tuple[engine.LLM, list[bytes]]:
-        options: dict[str, Any] = {"device": "cpu", "n_ctx": 256, "cache_type": cache_type, "n_threads": 1}
-        llm = engine.load(path, **options, parallel=N_SEQUENCES)
+    def bits(options: dict[str, Any]) -> tuple[engine.LLM, list[bytes]]:
+        llm = engine.load(path, n_ctx=256, cache_type=cache_type, parallel=N_SEQUENCES, **options)
         return llm, list(facts(llm, lambda model, sequence: []))
 
-    expected = bits()[1]
-    share(monkeypatch, n)
-    llm, found = bits()
+    _, expected = bits({"device": "cpu", "n_threads": 1})
+    llm, found = bits(owners(n))
     assert found == expected
     for layer in llm.cache.layers:
         assert isinstance(layer, SharedLayer) and len(layer.parts) == n
+
+
+@examples(30)
+@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=8), n=st.sampled_from([2, 3, 4]))
+def test_any_division_of_a_prompt(cuts: list[int], n: int, models: dict[int, engine.LLM]) -> None:
+    text = np.random.default_rng(sum(cuts)).integers(0, 280, sum(cuts)).astype(np.int32)
+    found = []
+    for i, ends in ((1, []), (n, np.cumsum(cuts)[:-1])):
+        model: Any = models[i].model
+        model.sequence.truncate(0)
+        found.append([read(model, model.sequence, part) for part in np.split(text, ends)])
+    assert np.concatenate(found[0]).tobytes() == np.concatenate(found[1]).tobytes()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, engine.LLM]:
+    """A model by its number of owners."""
+    shape = replace(shapes()["tiny-qwen3"], n_head=8, n_head_kv=4)
+    path = make_model(tmp_path_factory.mktemp("m") / "m.gguf", shape, "Q4_K_M", seed=5)
+    options = {n: owners(n) if n > 1 else {"device": "cpu", "n_threads": 1} for n in (1, 2, 3, 4)}
+    return {n: engine.load(path, n_ctx=512, **given) for n, given in options.items()}
+
+
+@pytest.mark.parametrize("drafts", [None, "pycoder-draft"])
+def test_answers(drafts: str | None) -> None:
+    def answer(options: dict[str, Any]) -> tuple[str, ...]:
+        with engine.load("pycoder", n_ctx=256, draft_model=drafts, **options) as llm:
+            prompts = ["import ", "def main(", "class "]
+            return tuple(llm.complete(prompt, max_tokens=24, seed=3, temperature=0.8).text for prompt in prompts)
+
+    assert answer(owners(2)) == answer({"device": "cpu", "n_threads": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cpu,cpu"}, "names the CPU several times"),
+        ({"device": "cpu,cuda:0", "split_mode": "tensor"}, "several devices are GPUs by number"),
+        (owners(3), "3 devices cannot share the 2 heads of keys of a layer; use at most 2 devices"),
+        (owners(MOST_OWNERS + 1), f"at most {MOST_OWNERS} devices share a model, not {MOST_OWNERS + 1}"),
+        (owners(2) | {"tensor_split": "1,1"}, "devices that share layers have equal parts"),
+        (owners(2) | {"kv_budget": 512}, "leave it out"),
+        (owners(2) | {"n_gpu_layers": 1}, "layers on the CPU are for one GPU"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        engine.load("pycoder", n_ctx=256, **options)
