@@ -81,6 +81,8 @@ class DeviceGroup:
         self.decode_answers = min(ops.decode_answers for ops in owners)
         self.splits = self.lead.splits
         self._model: _SharedModel | None = None
+        #: What the owners read of each other in the latest exchange.
+        self._read: Sequence[Any] = ()
         #: Parameters that have been divided, by their identity and the cut.
         self._divided: dict[tuple[int, Cut], tuple[Whole, list[Any]]] = {}
 
@@ -141,10 +143,9 @@ class DeviceGroup:
         """The columns of all owners, at every owner."""
         parts = [ops.plain(part) for ops, part in zip(self.owners, x.parts, strict=True)]
         self.lead.meet()
-        copies = [self._joined(ops, x.cut, parts) for ops in self.owners]
-        # The parts stay until everyone has read them.
-        self.lead.meet()
-        return Whole(copies)
+        # Until all have met again, an owner may be behind and still read the parts of this exchange.
+        self._read = parts
+        return Whole([self._joined(ops, x.cut, parts) for ops in self.owners])
 
     @staticmethod
     def _joined(ops: Ops, cut: Cut, parts: Sequence[Any]) -> Any:
@@ -498,6 +499,10 @@ class DeviceGroup:
         self.lead.meet()
         return self._joined(self.lead, result.cut, parts)
 
+    def forget(self) -> None:
+        """Keep no array of the pass that has been recorded."""
+        self._read = ()
+
     def inputs(self) -> Batch[Any] | None:
         return self.lead.inputs()
 
@@ -589,7 +594,9 @@ class _Together:
     def __call__(self, batch: Batch[Any], n_logits: int) -> Any:
         with self.group.recording():
             result = self.forward(self.group.batch(batch), n_logits)
-            return None if result is None else self.group.of_lead(result)
+            found = None if result is None else self.group.of_lead(result)
+        self.group.forget()
+        return found
 
 
 class _SharedModel:
