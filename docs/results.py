@@ -180,7 +180,7 @@ def many_users() -> Iterator[str]:
     times_one, theirs = ratio(sixteen, one, 1), ratio(most, rate("h200-users", "llama.cpp", "128"), 1)
     yield f"Several answers at the same time share the weights that a pass reads: 16 users of Qwen3-8B get {sixteen}"
     yield f"tokens per second, {times_one} times what one gets alone, and 128 users {most}, {theirs} times llama.cpp's."
-    yield "[Continuous batching](batching.md#figures) has the table."
+    yield "[Continuous batching](scheduler.md#figures) has the table."
 
 
 CPU = ("smollm2-135m, Q4_1", "gemma3-270m, Q4_K_M", "pycoder, Q4_K_M")
