@@ -49,7 +49,7 @@ EXERCISES = (
     ),
     Exercise(
         "the longest match of a lookup",
-        "docs/speculation.md, about prompt lookup",
+        "docs/drafts.md, about prompt lookup",
         "The end of the text may occur several times before. Which of these places should the draft continue?",
     ),
     Exercise(

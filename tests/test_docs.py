@@ -331,7 +331,7 @@ def test_terms_that_are_not_used_are_found() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page: Path) -> None:
     """The ``>>>`` examples of a page, in order and in one namespace, print what the page says."""
-    if page.name == "gpu.md":
+    if page.name in ("gpu.md", "evidence.md"):
         pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
     if page.name == "structured.md":
         pytest.importorskip("llguidance", reason="grammars need the extra serve")

@@ -3,7 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from docs import structure
 from tests.conftest import REPOSITORY
 
 MODULES = {
@@ -148,6 +152,35 @@ def test_a_room_is_described_by_one_sentence() -> None:
         text = ast.get_docstring(tree)
         assert text, f"{path} has no docstring"
         assert text.split("\n\n")[0].rstrip().endswith("."), f"{path}: the first paragraph is a sentence"
+
+
+def test_the_book_describes_files_as_they_describe_themselves() -> None:
+    text = structure.PAGE.read_text(encoding="utf-8")
+    assert structure.filled(text) == text, "docs/structure.md is out of date; run: python -m docs.structure"
+
+
+def test_a_changed_docstring_changes_the_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "REPOSITORY", tmp_path)
+    (tmp_path / "house" / "room" / "inner").mkdir(parents=True)
+    for name, text in {
+        "house/__init__.py": "Not shown.",
+        "house/a.py": "First.",
+        "house/room/__init__.py": "A room.\n\nMore.",
+        "house/room/b.py": "Rows ``[a | b]``, 2**n of them\nor fewer.",
+        "house/room/inner/c.py": "Within.",
+    }.items():
+        (tmp_path / name).write_text(f'"""{text}"""\n', encoding="utf-8")
+    page = "".join(f"<!-- files: {name} -->\nold\n<!-- end of files -->\n" for name in ("house", "house/room"))
+    head = "| file | what it is |\n| --- | --- |\n"
+    assert structure.filled(page) == (
+        f"<!-- files: house -->\n{head}| `house/a.py` | First. |\n<!-- end of files -->\n"
+        f"<!-- files: house/room -->\nA room.\n\n{head}"
+        "| `house/room/b.py` | Rows `[a \\| b]`, 2\\*\\*n of them or fewer. |\n"
+        "| `house/room/inner/c.py` | Within. |\n<!-- end of files -->\n"
+    )
+    (tmp_path / "house" / "a.py").write_text("x = 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="has no docstring"):
+        structure.filled(page)
 
 
 def test_loggers_are_named_like_the_distribution() -> None:
