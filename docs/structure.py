@@ -47,7 +47,9 @@ def folders(text: str) -> list[str]:
 def files(folder: str, others: Sequence[str]) -> Iterator[Path]:
     """The modules of a folder, in the order of their names, without those of ``others`` within it."""
     apart = [REPOSITORY / other for other in others if other.startswith(f"{folder}/")]
-    for file in sorted((REPOSITORY / folder).rglob("*.py"), key=lambda file: (len(file.relative_to(REPOSITORY).parts), file)):
+    for file in sorted(
+        (REPOSITORY / folder).rglob("*.py"), key=lambda file: (len(file.relative_to(REPOSITORY).parts), file)
+    ):
         if file.name != "__init__.py" and not any(file.is_relative_to(other) for other in apart):
             yield file
 
@@ -70,7 +72,9 @@ def filled(text: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page, or with ``--check`` only tell whether it is out of date.  Returns the exit status."""
     top = argparse.ArgumentParser(prog="python -m docs.structure", description="Write the tables of files.")
-    top.add_argument("--check", action="store_true", help="write nothing; the exit status is 1 if the page is out of date")
+    top.add_argument(
+        "--check", action="store_true", help="write nothing; the exit status is 1 if the page is out of date"
+    )
     check = top.parse_args(argv).check
     text = PAGE.read_text(encoding="utf-8")
     if (new := filled(text)) == text:

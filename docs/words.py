@@ -4,6 +4,7 @@ What is counted is what a reader reads as text: sentences, headings, lists and t
 formulas on lines of their own, and the targets of links are not.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -59,9 +60,7 @@ def count() -> dict[str, dict[str, int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the words of each page, part, and of the book.  Returns the exit status."""
-    if argv or len(sys.argv) > 1:
-        print(__doc__)
-        return 2
+    argparse.ArgumentParser(prog="python -m docs.words", description="Count the words of the book.").parse_args(argv)
     parts = count()
     for part, pages in parts.items():
         print(f"{sum(pages.values()):7}  {part}")

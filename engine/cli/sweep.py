@@ -1,4 +1,5 @@
-"""``bitmirror bench --sweep``: prompts and answers at growing depths of one text, of which every token is read once."""
+"""``bitmirror bench --sweep 2048-65536``: prompts and answers at growing depths of one text, of which every token is read
+once."""
 
 import argparse
 import math

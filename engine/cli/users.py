@@ -1,4 +1,4 @@
-"""``bitmirror bench -np``: many users at once, in the manner of llama-batched-bench."""
+"""``bitmirror bench -np 16``: many users at once, in the manner of llama-batched-bench."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The file of ``bitmirror parity --report``: the machine, the versions, and every comparison of each model that was run.
+"""The file of ``bitmirror parity --report FILE``: the machine, the versions, and every comparison of each model that was run.
 
 It is JSON, to be sent to the maintainers by users of other GPUs.  Runs on the same machine with the same versions add their
 model to the file.  It has nothing about the user: of a path only the name of the file, and of a prompt the number of tokens.
