@@ -38,8 +38,13 @@ PLOTS = {
     "comparison": "benchmarks.plot_comparison",
     "speedup": "benchmarks.plot_speedup",
     "rivals": "docs.figures.rivals",
+    "delta-rule": "docs.figures.delta_rule",
+    "lanes": "docs.figures.lanes",
+    "warpgroup": "docs.figures.warpgroup",
+    "batches": "docs.figures.batches",
+    "parting": "docs.figures.parting",
 }
-"""The module of each plot that is drawn once, in colors for both pages."""
+"""The module of each figure or plot that is drawn once, in colors for both pages."""
 
 
 def module(name: str) -> Any:

@@ -1,10 +1,13 @@
 """The bundled model, loaded once for all figures."""
 
 from functools import cache
+from pathlib import Path
 
 import engine
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @cache

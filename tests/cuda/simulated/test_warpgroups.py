@@ -11,6 +11,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from docs.figures.warpgroup import core_matrices as placed
 from engine.cuda import warpgroups
 from engine.cuda.intrinsics import advance, let_next_begin, pointer, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Kernel, i32
@@ -59,6 +60,12 @@ def core_matrices(columns: np.ndarray) -> np.ndarray:
     return np.array(
         [words[8 * i + c, 4 * j + w] for i in range(n // 8) for j in range(k // 4) for c in range(8) for w in range(4)]
     )
+
+
+def test_a_figure_has_the_places_of_core_matrices() -> None:
+    """The words that ``core_matrices`` orders, whose order the tests of products verify, are where the figure says."""
+    x = np.random.default_rng(0).integers(0, 2**32, (32, 64), np.uint32)
+    assert np.array_equal(core_matrices(x)[placed(4)], x)
 
 
 def results(found: np.ndarray) -> np.ndarray:
