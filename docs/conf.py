@@ -22,6 +22,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_js_files = [("book.js", {"defer": "defer"})]
 html_copy_source = False
 html_math_renderer = "mathml"
 myst_enable_extensions = ["amsmath", "dollarmath"]

@@ -13,7 +13,10 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 
-PAGES = ("index", "quick-start", "attention", "sampling", "command-line")
+PAGES = (
+    *("index", "quick-start", "why-bits", "law", "attention"),
+    *("sampling", "batching", "delta-rule", "tensor-cores", "command-line"),
+)
 
 SIZES = {"desktop": (1280, 1600), "phone": (390, 1600)}
 """Width and height of the images in pixels."""

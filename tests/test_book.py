@@ -1,7 +1,9 @@
 """The book in a browser: no page is wider than the window, and every formula is one that the browser understands."""
 
+import doctest
 import json
 import re
+from collections.abc import Iterator
 from html import unescape
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from docs import browser as driver
 from docs.screenshots import BROWSERS, DOCS, THEMES, build, find_browser, run_browser
 
 WIDTHS = (1280, 390)
@@ -23,7 +26,8 @@ frame.style.border = 0;
 document.body.append(frame);
 
 // What may be wider than its box: it has its own scroll bar.
-const SCROLLS = ".highlight pre, .table-wrapper, .formula, .sidebar-drawer, .toc-drawer, .skip-to-content, .visually-hidden";
+const SCROLLS = ".highlight pre, .table-wrapper, .formula, p:has(> img.wide), .sidebar-drawer, .toc-drawer, "
+  + ".skip-to-content, .visually-hidden";
 
 function measure(name, width) {
   const page = frame.contentDocument, view = frame.contentWindow, root = page.scrollingElement;
@@ -136,3 +140,73 @@ def test_formulas_are_drawn_without_a_network(measured: dict[str, list[dict[str,
     pages = measured["light"]
     assert sum(page["formulas"] for page in pages) > 0
     assert all(page["drawn"] == page["formulas"] and page["scripts"] == 0 for page in pages)
+
+
+# --- what the script adds ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def open_page(browser: str) -> Iterator[driver.Page]:
+    with driver.page(browser) as found:
+        yield found
+
+
+BLOCKS = """
+[...document.querySelectorAll("div.highlight")].map((block) => {
+  block.querySelector("button.copy").click();
+  return [block.parentElement.className, block.querySelector("pre").textContent, window.copied];
+})
+"""
+"""The class of each block of a page, its text, and what its button copies."""
+
+
+@pytest.mark.thorough
+def test_buttons_copy_what_is_typed(open_page: driver.Page, book: Path) -> None:
+    """Sessions without their prompts and output, other blocks as they are."""
+    kinds = set()
+    for name in ("quick-start", "why-bits", "sampling", "testing"):
+        open_page.open((book / f"{name}.html").as_uri())
+        open_page.wait("document.querySelector('button.copy')")
+        open_page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }; 0")
+        for kind, text, copied in open_page.run(BLOCKS):
+            language = kind.split()[0].removeprefix("highlight-")
+            kinds.add(language)
+            if language == "pycon":
+                # doctest is another reader of such sessions.
+                examples = doctest.DocTestParser().get_examples(text + "\n")
+                assert copied.split() == "".join(example.source for example in examples).split()
+            elif language == "console":
+                lines = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+                assert lines and all(line in copied.splitlines() for line in lines)
+                assert not any(line.startswith("$ ") for line in copied.splitlines())
+                assert len(copied.splitlines()) == len(lines) + sum(line.endswith("\\") for line in copied.splitlines())
+            else:
+                assert copied == text.removesuffix("\n")
+    assert {"pycon", "console", "text", "python"} <= kinds and not open_page.problems
+
+
+NOTES = """
+[...document.querySelectorAll("[role=main] .table-wrapper, [role=main] p:has(> img.wide)")].map((box) => {
+  const note = box.previousElementSibling;
+  return [box.scrollWidth > box.clientWidth + 1, note.className === "scrolls" && note.getClientRects().length > 0,
+          box.tabIndex];
+})
+"""
+"""Of each table and wide picture: whether a part of it is hidden, whether a line says so, and its place for keyboards."""
+
+
+@pytest.mark.thorough
+def test_what_scrolls_says_so(open_page: driver.Page, book: Path) -> None:
+    hidden = dict.fromkeys(WIDTHS, 0)
+    for width in WIDTHS:
+        open_page.look(width, 900)
+        for name in ("command-line", "performance", "mtp", "tensor-cores"):
+            open_page.open((book / f"{name}.html").as_uri())
+            boxes = open_page.run(
+                f"new Promise((done) => requestAnimationFrame(() => setTimeout(() => done({NOTES}), 50)))"
+            )
+            assert boxes
+            for is_wide, says_so, tab_index in boxes:
+                assert is_wide == says_so == (tab_index == 0)
+                hidden[width] += is_wide
+    assert hidden[390] > hidden[1280]
