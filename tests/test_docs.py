@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitmirror import completion
+from docs import included
 from engine import bench, parity
 from engine.cli import embed, flags, models, serve_flags, synthetic, trace, verify
 from engine.cli.compile import parser as compile_parser
@@ -48,42 +49,87 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-QUOTATIONS = [block for block in BLOCKS if block.info.startswith("{literalinclude}")]
 
 
 # --- quotations ------------------------------------------------------------------------------------------------
 
 
-def definitions(source: str) -> set[str]:
-    """Dotted names of all functions and classes, as :pyobject: spells them."""
-    names: set[str] = set()
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                names.add(prefix + child.name)
-                visit(child, f"{prefix}{child.name}.")
-
-    visit(ast.parse(source), "")
-    return names
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
+def test_a_chapter_has_the_code_of_today(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert included.filled(text) == text, f"{page.name} is out of date; run: python -m docs.included"
+    assert text.count("<!-- included:") == len(included.PLACE.findall(text)), (
+        f"{page.name} has a comment with a mistake"
+    )
+    assert "{literalinclude}" not in text, f"{page.name} has code that GitHub does not show; see docs/included.py"
 
 
-@pytest.mark.parametrize("block", QUOTATIONS, ids=str)
-def test_a_quotation_finds_its_source(block: Block) -> None:
-    target = block.page.parent / block.info.removeprefix("{literalinclude}").strip()
-    assert target.is_file(), f"{target} does not exist"
-    source = target.read_text(encoding="utf-8")
-    options = dict(re.findall(r"^:([a-z-]+):[ ]*(.*?)[ ]*$", block.body, re.M))
-    assert options.keys() <= {"pyobject", "start-at", "start-after", "end-before", "end-at", "language", "dedent"}
-    assert options.keys() & {"pyobject", "start-at", "start-after", "end-before"}, "quotes a whole file"
-    if "pyobject" in options:
-        assert options["pyobject"] in definitions(source)
-    begin = 0
-    for name in ("start-at", "start-after", "end-before", "end-at"):
-        if name in options:
-            marker = options[name].strip("\"'")
-            begin = source.find(marker, begin)
-            assert begin >= 0, f":{name}: {marker!r} is not in {target.name} where it should be"
+SOURCE = '''\
+"""Fences:
+
+```text
+x
+```
+"""
+
+class A:
+    @property
+    def one(self):
+        return 1  # first
+
+    def two(self):
+        x = 2
+        return x
+'''
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pyobject": "A.one"}, "@property\ndef one(self):\n    return 1  # first"),
+        ({"pyobject": "A.two", "start-at": "x = "}, "x = 2\nreturn x"),
+        ({"start-after": "def two", "end-before": "return"}, "x = 2"),
+        ({"start-at": "return 1", "end-at": "# first"}, "return 1  # first"),
+        ({"start-at": "return 1", "end-before": "x = 2"}, "    return 1  # first\n\ndef two(self):"),
+    ],
+)
+def test_options_select_code(options: dict[str, str], expected: str) -> None:
+    assert included.quoted(SOURCE, options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "a whole file is quoted"),
+        ({"pyobject": "two"}, "no function or class two"),
+        ({"start-at": "y ="}, "no line contains 'y ='"),
+        ({"start-at": "x = 2", "end-before": "def one"}, "no line contains 'def one' where it should be"),
+        ({"linenos": ""}, "no option linenos"),
+    ],
+)
+def test_code_that_is_not_there_is_an_error(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        included.quoted(SOURCE, options)
+
+
+def test_code_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "a.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr(included, "REPOSITORY", tmp_path)
+    page = tmp_path / "docs" / "page.md"
+    quotation = '<!-- included: a.py\n:start-at: "Fences"\n:end-before: class A\n:language: text\n-->\n'
+    edited = "<!-- included: a.py\n:pyobject: A.two\n-->\n```python\nchanged = 3\n```\n\nText.\n"
+    page.write_text(f"# Page\n\n{quotation}\n{edited}", encoding="utf-8")
+    assert included.main(["--check"]) == 1 and "is out of date" in capsys.readouterr().out
+    assert included.main([]) == 0 and included.main(["--check"]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert f"{quotation}````text\n" in text and text.count("````") == 2
+    assert text.endswith("-->\n```python\ndef two(self):\n    x = 2\n    return x\n```\n\nText.\n")
+    page.write_text("<!-- included: b.py\n:pyobject: A\n-->\n", encoding="utf-8")
+    assert included.main([]) == 2
+    assert "docs/page.md quotes b.py" in capsys.readouterr().err
 
 
 def test_every_chapter_is_in_the_contents() -> None:
@@ -108,7 +154,8 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(?:\[[^`]*\])?`|`(test_\w+)`")
 @cache
 def functions(file: Path) -> frozenset[str]:
     """The names of the functions of a file of tests."""
-    return frozenset(definitions(file.read_text(encoding="utf-8")))
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return frozenset(name for name, *_ in included.definitions(tree))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -77,7 +77,7 @@ def test_each_figure_is_in_a_chapter_and_each_picture_exists() -> None:
     shown = [
         name
         for page in (REPOSITORY / "docs").glob("*.md")
-        for name in re.findall(r"^```\{picture\} ([\w-]+)$|\(images/([\w-]+)\.svg\)", page.read_text("utf-8"), re.M)
+        for name in re.findall(r'src="images/([\w-]+)-light\.svg"|\(images/([\w-]+)\.svg\)', page.read_text("utf-8"))
     ]
     names = {a or b for a, b in shown}
     assert set(NAMES) <= names
@@ -85,6 +85,22 @@ def test_each_figure_is_in_a_chapter_and_each_picture_exists() -> None:
     drawn = {path.stem for name in NAMES for path in figures.files(name).values()}
     assert images - drawn == names - set(NAMES)  # those made by hand
     assert drawn <= images
+
+
+def test_pictures_made_by_hand_scroll_instead_of_shrinking() -> None:
+    """By the style of the book, their text is then as large as that of other figures."""
+    css = (REPOSITORY / "docs" / "_static" / "book.css").read_text(encoding="utf-8")
+    least = re.search(r"img\.wide \{[^}]*min-width: (\d+)rem", css)
+    assert least
+    drawn = {path for name in NAMES for path in figures.files(name).values()}
+    by_hand = sorted({*figures.IMAGES.glob("*.svg")} - drawn)
+    assert by_hand
+    for path in by_hand:
+        root = ElementTree.parse(path).getroot()
+        width = float(root.get("viewBox", "").split()[2])
+        sizes = [float(element.get("font-size", 99)) for element in root.iter()]
+        assert width > 480, f"{path.name} shrinks"
+        assert min(sizes) * 16 * int(least[1]) / width > 11, path.name
 
 
 @pytest.mark.thorough
@@ -255,7 +271,7 @@ def test_requests_share_slots_round_by_round() -> None:
     from docs.figures.batches import REQUESTS
 
     found = facts("batches")
-    taken = set()
+    taken: set[tuple[int, int]] = set()
     for (name, arrival, did), (given, round_, count, prompt) in zip(found["requests"], REQUESTS, strict=True):
         assert (name, arrival) == (given, round_)
         assert sum(read for *_, read, _ in did) == len(bundled.model().tokenize(prompt))
@@ -295,8 +311,10 @@ def test_a_page_shows_one_image_per_theme(tmp_path: Path, monkeypatch: pytest.Mo
     for theme in ("light", "dark"):
         (source / "images" / f"one-{theme}.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (source / "conf.py").write_text('extensions = ["myst_parser", "figures"]\n')
-    good = "# Page\n\n```{picture} one\n:alt: What it is\n\nWith *care*.\n```\n"
-    (source / "index.md").write_text(good + "\n```{picture} one\n```\n")
+    dark = '<source media="(prefers-color-scheme: dark)" srcset="images/one-dark.svg">'
+    good = f'<picture>\n{dark}\n<img alt="What &amp; why" src="images/one-light.svg">\n</picture>\n'
+    bad = good.replace(f"{dark}\n", ""), good.replace("alt", "title")
+    (source / "index.md").write_text("\n".join(("# Page\n", good, *bad)))
     app = SphinxTestApp("html", srcdir=source, builddir=tmp_path / "build")
     app.build()
     page = SimpleNamespace(html=(app.outdir / "index.html").read_text(encoding="utf-8"), said=app.warning.getvalue())
@@ -306,6 +324,5 @@ def test_a_page_shows_one_image_per_theme(tmp_path: Path, monkeypatch: pytest.Mo
         [["only-light", "one-light.svg"], ["only-dark", "one-dark.svg"]],
         [["one-light.svg", "only-light"], ["one-dark.svg", "only-dark"]],
     )
-    assert all('alt="What it is"' in image for image in images)
-    assert "With <em>care</em>." in page.html
-    assert "a picture needs the option :alt:" in page.said
+    assert all('alt="What &amp; why"' in image for image in images)
+    assert page.said.count("a picture needs a dark source, and an image with the attributes alt and src") == 2

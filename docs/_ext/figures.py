@@ -1,50 +1,79 @@
-"""The directive ``picture``: a figure of ``docs/figures``, whose image depends on the theme of the page.
+"""Pictures: one image on a light page and another on a dark one, and wide images that scroll.
 
 ::
 
-    ```{picture} layer
-    :alt: What the figure shows, for readers who do not see it
+    <picture>
+    <source media="(prefers-color-scheme: dark)" srcset="images/layer-dark.svg">
+    <img alt="What the figure shows, for readers who do not see it" src="images/layer-light.svg">
+    </picture>
 
-    A caption.
-    ```
+GitHub shows the image that fits the reader's theme.  In the book the reader can choose a theme, which such an element does
+not follow, so it becomes two images, which the classes of the theme hide or show.
 
-shows ``images/layer-light.svg`` on a light page and ``images/layer-dark.svg`` on a dark one.
+An image that is too wide to be read on a phone gets the class ``wide``, by which it keeps its size and scrolls.
 """
 
-from typing import Any, ClassVar
+import re
+from html import unescape
+from pathlib import Path
 
 from docutils import nodes
-from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
+from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
+
+log = logging.getLogger(__name__)
+
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">\s*</picture>'
+)
+
+WIDE = 480
+"""The largest width, in pixels, at which the text of an image can be read on a phone."""
 
 
-class Picture(SphinxDirective):
-    """A figure with one image per theme, hidden or shown by the classes of the theme."""
+class Pictures(SphinxTransform):
+    """Replaces each such element by two images."""
 
-    required_arguments = 1
-    has_content = True
-    option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required}
+    default_priority = 200
 
-    def run(self) -> list[nodes.Node]:
-        """The figure: both images and the caption."""
-        if "alt" not in self.options:
-            raise self.error("a picture needs the option :alt:, a text for readers who do not see it")
-        figure = nodes.figure(align="center")
-        self.set_source_info(figure)
-        for theme in ("light", "dark"):
-            uri = f"images/{self.arguments[0]}-{theme}.svg"
-            figure += nodes.image(uri=uri, alt=self.options["alt"], align="center", classes=[f"only-{theme}"])
-        if self.content:
-            caption = nodes.caption()
-            # A caption is one paragraph, whose inline markup is that of the page.
-            paragraphs = self.parse_content_to_nodes()
-            caption += [child for paragraph in paragraphs for child in paragraph.children]
-            figure += caption
-        return [figure]
+    def apply(self) -> None:
+        """Run the transformation."""
+        for raw in list(self.document.findall(nodes.raw)):
+            text = raw.astext().strip()
+            if not text.startswith("<picture"):
+                continue
+            found = PICTURE.fullmatch(text)
+            if found is None:
+                log.warning("a picture needs a dark source, and an image with the attributes alt and src", location=raw)
+                raw.parent.remove(raw)
+                continue
+            figure = nodes.figure(align="center")
+            figure.source, figure.line = raw.source, raw.line
+            for theme in ("light", "dark"):
+                alt, classes = unescape(found["alt"]), [f"only-{theme}"]
+                figure += nodes.image(uri=found[theme], alt=alt, align="center", classes=classes)
+            raw.replace_self(figure)
+
+
+def width(image: Path) -> float:
+    """The width of an SVG in pixels; 0 if it has none."""
+    head = re.search(r"<svg [^>]*>", image.read_text(encoding="utf-8"))
+    found = head and re.search(r'(?<= width=")[\d.]+|(?<= viewBox="0 0 )[\d.]+', head[0])
+    return float(found[0]) if found else 0.0
+
+
+def mark(app: Sphinx, document: nodes.document) -> None:
+    """Give wide images their class."""
+    for image in document.findall(nodes.image):
+        path = Path(app.srcdir) / image["uri"]
+        if path.suffix == ".svg" and width(path) > WIDE:
+            image["classes"].append("wide")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive."""
-    app.add_directive("picture", Picture)
+    """Register both."""
+    app.add_transform(Pictures)
+    app.connect("doctree-read", mark)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
