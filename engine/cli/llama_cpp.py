@@ -44,7 +44,7 @@ class Flag:
     holds: str = ""
 
 
-ONE_GPU = "a model runs on GPUs of this machine, and on the CPU beside one; choose them with --device cuda:N,..."
+ONE_GPU = "a model runs on GPUs of this machine, or on one and the CPU; choose them with --device cuda:0,cuda:1"
 MAPPED = "the model's file is always mapped into memory; leave this flag out"
 READS_TEXT = "only text input is supported; leave this flag out"
 FROM_THE_FILE = "the rotation of positions follows the model's file; change its metadata with gguf-new-metadata"

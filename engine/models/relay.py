@@ -167,8 +167,9 @@ class RelayedPass:
         self._left = deque((part, i) for part in slices for i in range(len(relay.stages)))
         self.pieces = len(self._left) if self._is_prompt else 1
         self._course = relay.begin()
-        #: The passes of the last stage with rows whose logits are wanted.
-        self._wanted: list[BackendPass[Array]] = []
+        #: The logits of slices, and the latest pass of the last stage whose logits are wanted.
+        self._found: list[np.ndarray] = []
+        self._wanted: BackendPass[Array] | None = None
 
     def advance(self, count: int) -> int:
         """Start the next ``count`` pieces; returns how many are left."""
@@ -190,6 +191,8 @@ class RelayedPass:
             assert told.output is not None
             self._course.tell(told.output)
         self._course.enter(i)
+        if stage.is_last:
+            self._keep()
         n_logits = 0 if self._is_prompt else batch.rows
         if stage.is_last:
             n_logits = min(batch.rows, max(0, rows.stop - self._end))
@@ -197,10 +200,18 @@ class RelayedPass:
         passing = stage.ops.split(compute, batch, n_logits, self._most)
         passing.advance(passing.pieces)
         if stage.is_last and n_logits:
-            self._wanted.append(passing)
+            self._wanted = passing
         self._course.leave(i, passing.output)
         if self._is_prompt and not self._left:
             relay.ended()
+
+    def _keep(self) -> None:
+        """Wait for the logits of the latest slice, if any are wanted: the next one overwrites them."""
+        if self._wanted is not None:
+            logits = self._wanted.logits(wait=False)
+            assert logits is not None
+            self._found.append(logits)
+            self._wanted = None
 
     def complete(self) -> np.ndarray | None:
         """Run the pass and return the logits of its last rows, float32 [n_logits, n_vocab]; None if none are wanted."""
@@ -210,7 +221,8 @@ class RelayedPass:
     def logits(self, wait: bool) -> np.ndarray | None:
         """The logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted.  wait: whether to wait for
         earlier passes if it has no logits."""
-        found = [rows for each in self._wanted if (rows := each.logits(wait=False)) is not None]
+        self._keep()
+        found = self._found
         if not found and wait and self._is_prompt:
             self._relay.wait()
         return np.concatenate(found) if len(found) > 1 else (found[0] if found else None)

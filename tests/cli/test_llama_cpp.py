@@ -209,7 +209,9 @@ def test_layers_on_a_gpu() -> None:
             assert parsed(name, everything) == {}
         assert parsed(name, "99") == {"gpu_layers": 99}
     assert parsed("-mg", "1") == {"device": "cuda:1"}
-    assert parsed("-ngl", "99", "-fa", "-sm", "none", "-mg", "0", "--jinja") == {"gpu_layers": 99, "device": "cuda:0"}
+    words = "-ngl", "99", "-fa", "-sm", "none", "-mg", "0", "--jinja"
+    assert parsed(*words) == {"gpu_layers": 99, "split_mode": "none", "device": "cuda:0"}
+    assert parsed("-sm", "layer", "-ts", "3,1") == {"tensor_split": "3,1"}
     assert parsed("-ngl", "99", "-mmp", "1", "-fa", "1", parser=bench.parser) == {"gpu_layers": 99}
 
 

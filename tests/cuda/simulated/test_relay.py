@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.cuda.intrinsics import SIMULATED
@@ -18,6 +19,7 @@ import engine
 from engine import parity
 from engine.cuda import backend
 from engine.cuda.runtime.crossing import DeviceCrossing
+from engine.decode.evaluate import evaluate
 from engine.errors import DeviceError, UsageError
 from engine.models import base
 from engine.synthetic.model import make_model
@@ -29,6 +31,12 @@ from tests.cuda.simulated.test_stages import PROMPT, facts
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     use_simulated(monkeypatch)
+
+
+def devices_of(llm: engine.LLM) -> list[Any]:
+    """The simulated GPUs of a model."""
+    backends: Any = llm.model.devices
+    return [ops.device for ops in backends]
 
 
 @pytest.mark.thorough
@@ -52,7 +60,8 @@ def test_layers_on_several_gpus(
 ) -> None:
     monkeypatch.setattr(SimulatedDevice, "links", links)
     # All layers of this model would share the keys of the first one.
-    shape = replace(SHAPES[name], n_shared=0) if name == "gemma3n" else SHAPES[name]
+    shape: Any = SHAPES[name]
+    shape = replace(shape, n_shared=0) if name == "gemma3n" else shape
     path = make_model(tmp_path / "model.gguf", shape, "Q4_0")
     given: dict[str, Any] = {"n_ctx": 16, "parallel": 2, "n_threads": 1}
     cpu = engine.load(path, device="cpu", **given)
@@ -71,11 +80,19 @@ def test_a_prompt_in_slices_and_tokens_of_the_last_gpu(tmp_path: Path, monkeypat
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1}
     prompt = [(7 * i) % 50 for i in range(36)]
     options: dict[str, Any] = {"max_tokens": 3, "seed": 3, "temperature": 0.8, "ignore_eos": True}
-    expected = engine.load(path, device="cpu", **given).complete(prompt, **options).ids
+    cpu = engine.load(path, device="cpu", **given)
+    expected = cpu.complete(prompt, **options).ids
     llm = engine.load(path, device="cuda:0,cuda:1", **given)
+    # Each slice overwrites the logits of the one before.
+    tokens, positions = np.array(prompt, np.int32), np.arange(36, dtype=np.int32)
+    logits = []
+    for each in (cpu, llm):
+        each.reset()
+        logits.append(evaluate(each.model, tokens, positions, 36, each.sequence).tobytes())
+        each.reset()
+    assert logits[0] == logits[1]
     started: list[tuple[int, str]] = []
-    for ops in llm.model.devices:
-        device: Any = ops.device
+    for device in devices_of(llm):
         device.on_launch = lambda name, number=device.info.index: started.append((number, name))
     assert llm.complete(prompt, **options).ids == expected
     # The host chooses the first token, and kernels of the last GPU choose the others.
@@ -92,7 +109,7 @@ def test_a_gpu_that_fails_in_the_middle_of_a_pass(tmp_path: Path, monkeypatch: p
     expected = engine.load(path, device="cpu", **given).complete(PROMPT, **options).ids
     failing = engine.load(path, device="cuda:0,cuda:1", **given)
     other = engine.load(path, device="cuda:1,cuda:0", **given)
-    devices: list[Any] = [ops.device for ops in failing.model.devices]
+    devices = devices_of(failing)
     assert all(device.allocated for device in devices)
 
     def fail(*launch: Any, **options: Any) -> None:
