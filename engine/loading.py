@@ -333,6 +333,8 @@ def _split(device: "str | Target", mode: str, shares: str) -> tuple[tuple["str |
     """The devices that have parts of a model, and their shares; () for those of their free memory.  Raises UsageError."""
     if mode not in MODES:
         raise UsageError(f"split_mode must be {', '.join(MODES[:-1])} or {MODES[-1]}, not {described(mode)}.")
+    if not isinstance(shares, str):
+        raise UsageError(f'tensor_split is a text such as "3,1", not {described(shares)}.')
     if not isinstance(device, str):
         return (device,), ()
     names = parse_devices(device)

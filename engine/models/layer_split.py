@@ -1,6 +1,5 @@
 """How the layers of a model are divided between several GPUs."""
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -28,7 +27,7 @@ def parse_split(text: str, n_devices: int) -> tuple[float, ...]:
             "leave it out."
         )
     try:
-        shares = tuple(float(each) for each in re.split("[,/]", text))
+        shares = tuple(float(each) for each in text.replace("/", ",").split(","))
     except ValueError:
         shares = ()
     if len(shares) != n_devices or not all(0 <= each < 1e9 for each in shares) or not sum(shares):

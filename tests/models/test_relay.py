@@ -208,3 +208,6 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         engine.load(path, device="cpu", split_mode="row")
     with pytest.raises(UsageError, match="tensor_split says which part"):
         engine.load(path, device="cpu", tensor_split="1,1")
+    wrong: Any = [1, 1]
+    with pytest.raises(UsageError, match='tensor_split is a text such as "3,1", not a list'):
+        engine.load(path, device="cpu", tensor_split=wrong)
