@@ -55,7 +55,7 @@ def relayed(patch: pytest.MonkeyPatch, chosen: list[int], rows: int) -> None:
 
 
 @pytest.mark.first
-@examples(25, 4)
+@examples(10, 4)
 @given(data=st.data())
 def test_a_cut_anywhere(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "anywhere"
