@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import engine
 from engine.cli.serve_flags import limits, parser
 from engine.errors import UsageError
+from engine.serve import Opener, slot_folder
 from engine.serving.limits import Limits
 
 
@@ -62,6 +64,21 @@ def test_a_timeout_is_that_of_bodies_and_readers() -> None:
     assert (made.body_seconds, made.reader_seconds, made.header_seconds) == (600, 600, Limits.header_seconds)
     made = limits(parser().parse_args(["--timeout", "600", "--reader-seconds", "5"]))
     assert (made.body_seconds, made.reader_seconds) == (600, 5)
+
+
+def test_what_is_kept_on_disk(tmp_path: Path) -> None:
+    args = parser().parse_args(["--slot-save-path", str(tmp_path), "--cache-disk", "3"])
+    assert slot_folder(args) == tmp_path and slot_folder(parser().parse_args([])) is None
+    with pytest.raises(UsageError, match="nowhere is not a folder: make it first, or give another one with --slot"):
+        slot_folder(parser().parse_args(["--slot-save-path", str(tmp_path / "nowhere")]))
+    with pytest.raises(UsageError, match="say how large that is with --cache-disk N"):
+        parser().parse_args(["--cache-disk-path", str(tmp_path)])
+    given: dict[str, object] = {}
+    args = parser().parse_args(["--cache-disk", "3", "--cache-disk-path", str(tmp_path), "--no-warmup"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "load", lambda path, **options: given.update(options))
+        Opener(args, tmp_path / "m.gguf")()
+    assert (given["cache_disk"], given["cache_disk_path"]) == (3 << 30, str(tmp_path))
 
 
 def test_slots() -> None:
