@@ -74,6 +74,7 @@ def test_a_conversation_after_a_restart(kind: str, tmp_path: Path) -> None:
     assert not reusable or runs(turn)[1] >= expected[1][1]
 
 
+@pytest.mark.first
 def test_every_damaged_file_is_noticed(runs: Runs) -> None:
     """A bit of any file is flipped: the answer is the same, what precedes it is used, and the file is written again."""
     expected, _ = runs(IDS)

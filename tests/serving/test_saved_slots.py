@@ -52,6 +52,7 @@ def complete(client: TestClient, slot: int, ids: list[int] = IDS, key: str = "")
     return found["tokens"], found["timings"]["cache_n"]
 
 
+@pytest.mark.first
 def test_a_slot_is_saved_erased_and_restored(client: TestClient, folder: Path) -> None:
     ids, _ = complete(client, 1)
     saved = act(client, 1, "save", filename="one.bin")
