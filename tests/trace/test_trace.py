@@ -279,6 +279,31 @@ def test_bad_arguments_are_one_sentence(llm: engine.LLM) -> None:
         llm.trace([])
 
 
+def test_answers_go_on_beside_a_trace() -> None:
+    """A trace takes a slot that no answer has, or one that an answer gives back and gets again."""
+    options: dict[str, Any] = {"max_tokens": 24, "seed": 3, "ignore_eos": True}
+    with engine.load("pycoder-moe-mtp", n_ctx=128, device="cpu", parallel=2) as llm:
+        alone = llm.complete(["import os", TEXT], **options)
+        expected = llm.trace(TEXT).as_json(3)
+        for n in (1, 2):
+            answers = llm.generate(["import os", TEXT][:n], **options)
+            for answer in answers:
+                next(answer)
+            assert llm.trace(TEXT).as_json(3) == expected
+            for answer in answers:
+                list(answer)
+            assert [answer.ids for answer in answers] == [answer.ids for answer in alone[:n]]
+        llm.check_pages()
+
+
+def test_a_model_that_is_divided_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine.load(n_ctx=64, device="cpu") as llm:
+        monkeypatch.setattr(llm.model, "stages", [object()])
+        with pytest.raises(UsageError, match="divided between devices"):
+            llm.trace("a")
+        monkeypatch.undo()
+
+
 def test_a_closed_model_forgets_its_tracer() -> None:
     llm = engine.load(n_ctx=64, device="cpu")
     assert isinstance(llm.trace("a = 1"), Trace)
