@@ -172,7 +172,7 @@ def test_parity_of_several_gpus(
     def damaged(self: DeviceCrossing, ticket: int, arrays: Any) -> None:
         receive(self, ticket, arrays)
         for array in arrays:
-            self._target.clear(array.address, 4)
+            self._target.clear(array.address, 4 * array.size)
 
     monkeypatch.setattr(DeviceCrossing, "receive", damaged)
     assert parity.main(flags) == 1
