@@ -13,10 +13,10 @@ project = _package["name"]
 release = version = _package["version"]
 copyright = "the bitmirror contributors"
 
-# The Python reference is made of docstrings, and the table of fields of what the server checks.
+# The Python reference is made of docstrings.
 sys.path.insert(0, str(HERE.parent))
 
-extensions = ["myst_parser", "accepted", "figures", "formats", "mathml", "quotations"]
+extensions = ["myst_parser", "figures", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"

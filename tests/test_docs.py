@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitmirror import completion
-from docs import included
+from docs import included, tables
 from engine import bench, parity
 from engine.cli import embed, flags, models, serve_flags, synthetic, trace, verify
 from engine.cli.compile import parser as compile_parser
@@ -173,6 +173,12 @@ def test_structure_lists_every_module() -> None:
         name = path.relative_to(REPOSITORY).as_posix()
         if path.name != "__init__.py":
             assert f"`{name}`" in text, f"structure.md does not list {name}"
+
+
+def test_the_tables_of_the_server_are_those_of_the_code() -> None:
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.filled(text) == text, "serving.md is out of date; run: python -m docs.tables"
+    assert {place[2] for place in tables.PLACE.finditer(text)} == set(tables.TABLES)
 
 
 def test_the_readme_lists_every_room() -> None:

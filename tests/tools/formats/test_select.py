@@ -1,12 +1,12 @@
 """Which format a chat template belongs to."""
 
-import importlib
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from docs import tables
 from engine.text.template.builtin import TEMPLATES
 from engine.tools.formats.select import FORMATS, can_call, can_think, detect, opens_thought, parser
 from tests.conftest import REPOSITORY
@@ -93,17 +93,15 @@ def test_the_formats_of_published_templates() -> None:
     assert {path.stem: detect(path.read_text(encoding="utf-8"), True) for path in paths} == PUBLISHED
 
 
-def test_the_table_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_the_book() -> None:
     """Each format has its marks, published templates or none that llama.cpp has, and tests that read and write it."""
-    pytest.importorskip("sphinx", reason="the book needs the extra docs")
-    monkeypatch.syspath_prepend(REPOSITORY / "docs/_ext")
-    rows = importlib.import_module("formats").rows()
+    rows = tables.format_rows()
     assert rows.keys() == FORMATS.keys() - {"plain", "think"}
     assert rows["mistral"][:2] == ["Mistral, Ministral and Devstral", "`[TOOL_CALLS]`"]
     assert rows["hunyuan"][1] == '`<tool_call>`, `` ```json ``; or `<tool_calls>[{"name"`'
     assert {name for name, columns in rows.items() if not columns[2]} == {"hunyuan"}
     for name, (_, _, templates, tests) in rows.items():
-        assert "`test_grammars`" in tests and "`test_parser`" in tests
+        assert "`test_grammars.py`" in tests and "`test_parser.py`" in tests
         assert all(PUBLISHED[each] == name for each in templates.split(", ") if each)
 
 
