@@ -42,11 +42,11 @@ def words(text: str) -> int:
     """How many words of text a page in Markdown has."""
 
     def caption(block: re.Match[str]) -> str:
-        directive = block["info"].startswith(("{picture}", "{note}", "{glossary}"))
+        directive = block["info"].startswith(("{note}", "{glossary}"))
         return re.sub(r"^:.*$", "", block["body"], flags=re.M) if directive else ""
 
     text = FENCE.sub(caption, text)
-    text = re.sub(r"<!--.*?-->|^\$\$\n.*?^\$\$$", "", text, flags=re.M | re.S)
+    text = re.sub(r"<!--.*?-->|<picture>.*?</picture>|^\$\$\n.*?^\$\$$", "", text, flags=re.M | re.S)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return sum(1 for word in re.split(r"[\s|]+", text) if re.search(r"\w", word))
 

@@ -18,7 +18,7 @@ def test_what_is_counted() -> None:
     assert words.words("# Two words\n\nOne [link](to/a-file.md), $x + y$, and `code`.\n") == 2 + 6
     assert words.words("```python\nnot counted\n```\n\n$$\nx = y\n$$\n\n<!-- nor this -->\n") == 0
     assert words.words("| a | table |\n| --- | ---: |\n| of | 4 |\n") == 4
-    assert words.words("```{picture} name\n:alt: not this\n\nA caption.\n```\n") == 2
+    assert words.words('<picture>\n<img alt="not this" src="a.svg">\n</picture>\n\nA caption.\n') == 2
 
 
 def test_the_course_is_short() -> None:

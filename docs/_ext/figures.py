@@ -68,7 +68,7 @@ def mark(app: Sphinx, document: nodes.document) -> None:
     """Give wide images their class."""
     for image in document.findall(nodes.image):
         path = Path(app.srcdir) / image["uri"]
-        if path.suffix == ".svg" and width(path) > WIDE:
+        if path.suffix == ".svg" and path.is_file() and width(path) > WIDE:
             image["classes"].append("wide")
 
 
