@@ -24,6 +24,7 @@ FIGURES = {
     "q4k-block": "docs.figures.q4k_block",
     "tokens": "docs.figures.tokens",
     "layer": "docs.figures.layer",
+    "lens": "docs.figures.lens",
     "pages": "docs.figures.pages",
     "chunks": "docs.figures.chunks",
     "sampling": "docs.figures.sampling",
