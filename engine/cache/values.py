@@ -8,7 +8,7 @@ was copied from one can be copied to another.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
@@ -77,23 +77,35 @@ class PageValues:
         ]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
-    def read(self, paging: Paging, first: int, end: int) -> np.ndarray:
-        """The values of pages [first, end), uint8 [pages, n_bytes]."""
-        found, at = np.empty((end - first, self.n_bytes[paging]), np.uint8), 0
-        for part in self._parts[paging]:
-            rows = np.moveaxis(part.ops.read_entries(part.array, part.axis, first, end), part.axis, 0)
-            found[:, at : at + part.n_bytes] = np.ascontiguousarray(rows).reshape(end - first, -1).view(np.uint8)
-            at += part.n_bytes
+    def read(self, paging: Paging, pages: Sequence[int]) -> np.ndarray:
+        """The values of pages of a kind, uint8 [pages, n_bytes].  Those that are adjacent in memory are copied together."""
+        found = np.empty((len(pages), self.n_bytes[paging]), np.uint8)
+        for places, first, end in _runs(pages):
+            at = 0
+            for part in self._parts[paging]:
+                rows = np.moveaxis(part.ops.read_entries(part.array, part.axis, first, end), part.axis, 0)
+                values = np.ascontiguousarray(rows).reshape(end - first, -1).view(np.uint8)
+                found[places, at : at + part.n_bytes] = values
+                at += part.n_bytes
         return found
 
-    def write(self, paging: Paging, first: int, values: np.ndarray) -> None:
-        """Copy values, uint8 [pages, n_bytes], to the pages from ``first`` on."""
-        at = 0
-        for part in self._parts[paging]:
-            rows = np.ascontiguousarray(values[:, at : at + part.n_bytes]).view(part.dtype)
-            entries = np.moveaxis(rows.reshape(len(values), *part.entry), 0, part.axis)
-            part.ops.write_entries(part.array, part.axis, first, entries)
-            at += part.n_bytes
+    def write(self, paging: Paging, pages: Sequence[int], values: Sequence[np.ndarray]) -> None:
+        """Copy values, uint8 [n_bytes] each, to pages of a kind.  Those that are adjacent in memory are copied together."""
+        for places, first, _ in _runs(pages):
+            own, at = np.stack([values[i] for i in places]), 0
+            for part in self._parts[paging]:
+                rows = np.ascontiguousarray(own[:, at : at + part.n_bytes]).view(part.dtype)
+                entries = np.moveaxis(rows.reshape(len(own), *part.entry), 0, part.axis)
+                part.ops.write_entries(part.array, part.axis, first, entries)
+                at += part.n_bytes
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Pages, in any order, as runs [first, end) of adjacent ones, each with the places of its pages among all."""
+    given = np.array(pages, np.int64)
+    order = np.argsort(given)
+    for places in np.split(order, np.flatnonzero(np.diff(given[order]) != 1) + 1):
+        yield places, int(given[places[0]]), int(given[places[-1]]) + 1
 
 
 def kind_of(paging: Paging) -> tuple[int, int]:

@@ -134,7 +134,7 @@ class DiskCache:
         each = ValueKey(paging, key)
         with self._changed:
             if each in self._queue and self._queue[each] is None and self._copied < MOST_COPIED:
-                self._queue[each] = value = self._values.pages.read(paging, page, page + 1)[0]
+                self._queue[each] = value = self._values.pages.read(paging, [page])[0]
                 self._copied += value.nbytes
 
     def _run(self) -> None:
@@ -166,6 +166,7 @@ class DiskCache:
         found: list[tuple[bytes, np.ndarray]] = []
         pages: list[tuple[bytes, int]] = []
         kind: Paging | None = None
+        most = 0
         with self._values.turn():
             with self._changed:
                 self._writing = True
@@ -174,9 +175,10 @@ class DiskCache:
                     name, page = self._name(each), None
                     if each.paging is not None and value is None:
                         page = self._pools[each.paging].find(each.key)
-                        if page is not None and pages and (each.paging != kind or not self._joins(pages, page, kind)):
+                        if page is not None and pages and (each.paging != kind or len(pages) >= most):
                             break
-                        kind = each.paging if page is not None else kind
+                        if page is not None:
+                            kind, most = each.paging, max(1, PIECE // self._values.pages.n_bytes[each.paging])
                     del self._queue[each]
                     if page is not None:
                         pages.append((name, page))
@@ -188,14 +190,9 @@ class DiskCache:
                     if found:
                         break
             if pages and kind is not None:
-                values = self._values.pages.read(kind, pages[0][1], pages[-1][1] + 1)
+                values = self._values.pages.read(kind, [page for _, page in pages])
                 found += zip((name for name, _ in pages), values, strict=True)
         return found
-
-    def _joins(self, pages: list[tuple[bytes, int]], page: int, kind: Paging | None) -> bool:
-        """Whether a page lies behind others in memory and belongs to the same piece."""
-        assert kind is not None
-        return page == pages[-1][1] + 1 and (len(pages) + 1) * self._values.pages.n_bytes[kind] <= PIECE
 
     # --- read ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +284,7 @@ class DiskCache:
         for _ in piece:
             pages.append(self._values.take(kind, slot, interrupts=False))
             held.append((kind, pages[-1]))
-        self._values.write(kind, pages, [value for _, value in piece])
+        self._values.pages.write(kind, pages, [value for _, value in piece])
         for page, (key, _) in zip(pages, piece, strict=True):
             pool.settle(page, key)
 

@@ -88,34 +88,26 @@ class SlotValues:
                         held.pages[at] = page
                     elif paging.span * chunk < sequence.length:
                         # The next tokens of the slot are stored there.
-                        held.copied[at] = self.pages.read(paging, page, page + 1)[0]
+                        held.copied[at] = self.pages.read(paging, [page])[0]
             return held
 
     def copies(self, held: Held) -> Iterator[tuple[PageAt, np.ndarray]]:
         """The values of the pages of a slot, uint8 [n] each, in the order of ``places``."""
-        ready: dict[PageAt, np.ndarray] = {}
-        for at in self.places(held):
-            if at not in ready:
-                ready = held.copied if at in held.copied else self._read(held, at)
-            yield at, ready[at]
+        left = list(held.pages)
+        while left:
+            paging = left[0].paging
+            most = max(1, PIECE // self.pages.n_bytes[paging])
+            piece = [at for at in left[:most] if at.paging == paging]
+            with self.turn():
+                values = self.pages.read(paging, [held.pages[at] for at in piece])
+            yield from zip(piece, values, strict=True)
+            del left[: len(piece)]
+        yield from held.copied.items()
 
     @staticmethod
     def places(held: Held) -> list[PageAt]:
-        """The places of the values of a slot's pages."""
+        """The places of the values of a slot's pages, those of a kind in a row."""
         return [*held.pages, *held.copied]
-
-    def _read(self, held: Held, first: PageAt) -> dict[PageAt, np.ndarray]:
-        """The values of a pinned page, and of those after it that lie behind it in memory, up to a piece."""
-        run, paging = [first], first.paging
-        most = max(1, PIECE // self.pages.n_bytes[paging])
-        while len(run) < most:
-            after = PageAt(paging, run[-1].chunk + 1)
-            if held.pages.get(after) != held.pages[run[-1]] + 1:
-                break
-            run.append(after)
-        with self.turn():
-            values = self.pages.read(paging, held.pages[first], held.pages[run[-1]] + 1)
-        return dict(zip(run, values, strict=True))
 
     def unpin(self, held: Held) -> None:
         """Let the pages of a slot go."""
@@ -196,7 +188,7 @@ class SlotValues:
             pages.append(self.take(paging, slot))
             served.slots.pinned[paging][pages[-1]] += 1
             own[at.chunk] = pages[-1]
-        self.write(paging, pages, [value for _, value in piece])
+        self.pages.write(paging, pages, [value for _, value in piece])
 
     def take(self, paging: Paging, slot: Slot, interrupts: bool = True) -> int:
         """A page for new contents.  If all are in use, other slots than ``slot`` that nobody uses are cleared, and, if it
@@ -210,14 +202,6 @@ class SlotValues:
                     served.core.interrupt()
                 if not served.slots.free_pages(besides=slot):
                     raise
-
-    def write(self, paging: Paging, pages: Sequence[int], values: Sequence[np.ndarray]) -> None:
-        """Copy values to pages of a kind: those that are adjacent together."""
-        first = 0
-        for i in range(1, len(pages) + 1):
-            if i == len(pages) or pages[i] != pages[i - 1] + 1:
-                self.pages.write(paging, pages[first], np.stack(values[first:i]))
-                first = i
 
     def _finish(
         self,
