@@ -253,6 +253,10 @@ def load(
     names, shares = _split(device, split_mode, tensor_split)
     gpus = tuple(open_device(name, n_threads, None, batch_size, limit) for name in names)
     shared = split_mode == "tensor" and len(gpus) > 1
+    if shared and folder is not None:
+        raise UsageError(
+            "a cache on disk is for one device, or for devices with some layers each: leave out cache_disk=..."
+        )
     ops = open_group(gpus) if shared else gpus[-1]
     drafter, draft_ops = None, ops
     if draft_model is not None:

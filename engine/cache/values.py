@@ -17,6 +17,7 @@ import numpy as np
 from engine.cache.kv import KVCache
 from engine.cache.pages import Paged, Paging
 from engine.cache.recurrent import Snapshot
+from engine.cache.shared import SharedLayer
 
 MOST_LINE = 1 << 20
 """Bytes of the line of a snapshot."""
@@ -56,7 +57,8 @@ class PageValues:
         paged = {id(each.array): each for memory in memories.values() for each in memory.paged}
         kinds = {id(pool): paging for paging, pool in cache.pools.items()}
         self._parts: dict[Paging, list[_PagedArray]] = {paging: [] for paging in cache.pools}
-        for ops, layer in zip(owners, cache.layers, strict=True):
+        layers = (pair for ops, layer in zip(owners, cache.layers, strict=True) for pair in _shares(ops, layer))
+        for ops, layer in layers:
             for each in _paged_arrays(layer, paged):
                 shape, dtype = tuple(each.array.shape), np.dtype(each.array.dtype)
                 entry = (*shape[: each.axis], *shape[each.axis + 1 :])
@@ -106,6 +108,14 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[np.ndarray, int, int]]:
     order = np.argsort(given)
     for places in np.split(order, np.flatnonzero(np.diff(given[order]) != 1) + 1):
         yield places, int(given[places[0]]), int(given[places[-1]]) + 1
+
+
+def _shares(ops: Any, layer: Any) -> Iterator[tuple[EntryOperations, Any]]:
+    """The cache of a layer with its backend, or its parts with those of the devices that share it."""
+    if isinstance(layer, SharedLayer):
+        yield from zip(ops.owners, layer.parts, strict=True)
+    else:
+        yield ops, layer
 
 
 def kind_of(paging: Paging) -> tuple[int, int]:

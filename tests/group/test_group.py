@@ -4,6 +4,7 @@ sixteen.  Here every owner is a backend of the CPU, with memory of its own."""
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -120,6 +121,25 @@ def test_answers(drafts: str | None) -> None:
     assert answer(owners(2)) == answer({"device": "cpu", "n_threads": 1})
 
 
+def test_saved_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken up by as many owners, and read again by another number."""
+    path, text = tmp_path / "state", "import os" + "\nimport sys" * 40
+    one: dict[str, Any] = {"device": "cpu", "n_threads": 1}
+    continued = []
+    for i, options in enumerate((owners(2), owners(2), one)):
+        with engine.load("pycoder", n_ctx=512, **options) as llm:
+            if i:
+                again = Mock(wraps=llm.prefill)
+                monkeypatch.setattr(llm, "prefill", again)
+                llm.load_state(path)
+                assert again.called == (options is one)
+            else:
+                llm.complete(text, max_tokens=1, temperature=0)
+                llm.save_state(path)
+            continued.append(llm.complete(text, max_tokens=16, temperature=0).text)
+    assert continued[0] == continued[1] == continued[2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,6 +150,7 @@ def test_answers(drafts: str | None) -> None:
         (owners(2) | {"tensor_split": "1,1"}, "devices that share layers have equal parts"),
         (owners(2) | {"kv_budget": 512}, "leave it out"),
         (owners(2) | {"n_gpu_layers": 1}, "layers on the CPU are for one GPU"),
+        (owners(2) | {"cache_disk": "1G"}, "a cache on disk is for one device"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
