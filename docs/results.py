@@ -162,15 +162,16 @@ def gemma4() -> Iterator[str]:
 def users() -> Iterator[str]:
     """Rates of many users, beside llama.cpp's."""
     counts = ("1", "8", "16", "32", "64", "96", "128")
-    ours, before, theirs = "h200-users", "h200-users-16-rows", "h200-users-llama-cpp"
+    ours, mixtures, theirs = "h200-users", "h200-users-mixture", "h200-users-llama-cpp"
     rows: list[list[object]] = [
         [name, *(rate(ours, name, n) for n in counts)]
         for name in ("Qwen3-8B", "llama.cpp", "prompts", "prompts, llama.cpp")
     ]
     rows.insert(2, ["median from token to token, ms", *data()[ours]["ms_between_tokens"]])
     mixture = "Qwen3-30B-A3B"
-    rows.append([f"{mixture}, passes of 16 rows", *(rate(before, mixture, n) for n in counts)])
+    rows.append([mixture, *(rate(mixtures, mixture, n) for n in counts)])
     rows.append(["llama.cpp", *(rate(theirs, mixture, n) for n in counts)])
+    rows.append(["prompts", *(rate(mixtures, "prompts", n) for n in counts)])
     return table(["users", *counts], rows)
 
 
