@@ -209,7 +209,8 @@ class StatefulModel(IdentifiedModel):
                 wanted.append((PageAt(paging, chunk), place))
         if not _complete([at for at, _ in wanted], values.pages.kinds, n_tokens):
             return False
-        contents = map(usable, records.read_all([place for _, place in wanted], key))
+        n_bytes = max(values.pages.n_bytes.values(), default=0)
+        contents = map(usable, records.read_all([place for _, place in wanted], key, n_bytes))
 
         def tell(n_pages: int) -> None:
             if on_prefill is not None:

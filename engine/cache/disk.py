@@ -96,7 +96,8 @@ class ValueFolder:
         """The values of names, uint8 [n] each, in their order; None for one that is not there, is damaged, or was written
         with another key."""
         places = [records.RecordPlace(self._path(name), 0, name) for name in names]
-        for name, record in zip(names, records.read_all(places, self._key), strict=True):
+        n_bytes = sum(map(self.size, names)) // max(1, len(names))
+        for name, record in zip(names, records.read_all(places, self._key, n_bytes), strict=True):
             if record is None:
                 self._remove(name)
             elif not record.ours:

@@ -94,10 +94,12 @@ class PageValues:
     def write(self, paging: Paging, pages: Sequence[int], values: Sequence[np.ndarray]) -> None:
         """Copy values, uint8 [n_bytes] each, to pages of a kind.  Those that are adjacent in memory are copied together."""
         for places, first, _ in _runs(pages):
-            own, at = np.stack([values[i] for i in places]), 0
+            at = 0
             for part in self._parts[paging]:
-                rows = np.ascontiguousarray(own[:, at : at + part.n_bytes]).view(part.dtype)
-                entries = np.moveaxis(rows.reshape(len(own), *part.entry), 0, part.axis)
+                entries = np.empty((*part.entry[: part.axis], len(places), *part.entry[part.axis :]), part.dtype)
+                by_page = np.moveaxis(entries, part.axis, 0)
+                for i, place in enumerate(places):
+                    by_page[i] = values[place][at : at + part.n_bytes].view(part.dtype).reshape(part.entry)
                 part.ops.write_entries(part.array, part.axis, first, entries)
                 at += part.n_bytes
 

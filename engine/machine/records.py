@@ -35,6 +35,12 @@ HEAD = len(MAGIC) + NAME + 8 + 32 + 32
 MOST_READERS = 8
 """The most threads that read and hash records."""
 
+TASK = 1 << 20
+"""Bytes that a thread reads in a row."""
+
+AHEAD = 6
+"""The number of tasks for each thread that are read ahead, of small records: who uses them takes many at once."""
+
 
 class Damaged(Exception):
     """A record that is not there, is cut off, or has other contents than when it was written."""
@@ -97,25 +103,39 @@ def read(place: RecordPlace, key: bytes) -> ReadRecord:
     return ReadRecord(contents, hmac.compare_digest(_mac(signed, key), head[len(signed) :]))
 
 
-def read_all(places: Sequence[RecordPlace], key: bytes) -> Iterator[ReadRecord | None]:
-    """Read records with several threads, in their order; None for one that is damaged.  A few are read ahead."""
-    n_threads = min(MOST_READERS, available_cores(), max(1, len(places)))
+def read_all(places: Sequence[RecordPlace], key: bytes, n_bytes: int = 0) -> Iterator[ReadRecord | None]:
+    """Read records with several threads, in their order; None for one that is damaged.  Some are read ahead.
+
+    n_bytes: about how many bytes a record has; 0: many.
+    """
+    # To hand a task to a thread takes as long as reading a small record, so it reads several in a row.
+    each = max(1, TASK // n_bytes) if n_bytes else 1
+    tasks = iter([places[first : first + each] for first in range(0, len(places), each)])
+    n_threads = min(MOST_READERS, available_cores(), max(1, -(-len(places) // each)))
+    ahead = n_threads * (AHEAD if each > 1 else 2)
     with ThreadPoolExecutor(n_threads, "records") as threads:
-        coming: deque[Future[ReadRecord]] = deque()
-        left = iter(places)
+        coming: deque[Future[list[ReadRecord | None]]] = deque()
         try:
             while True:
-                while len(coming) < 2 * n_threads and (place := next(left, None)) is not None:
-                    coming.append(threads.submit(read, place, key))
+                while len(coming) < ahead and (task := next(tasks, None)) is not None:
+                    coming.append(threads.submit(_read_task, task, key))
                 if not coming:
                     return
-                try:
-                    yield coming.popleft().result()
-                except Damaged:
-                    yield None
+                yield from coming.popleft().result()
         finally:
-            for each in coming:
-                each.cancel()
+            for waiting in coming:
+                waiting.cancel()
+
+
+def _read_task(places: Sequence[RecordPlace], key: bytes) -> list[ReadRecord | None]:
+    """Read records; None for one that is damaged."""
+    found: list[ReadRecord | None] = []
+    for place in places:
+        try:
+            found.append(read(place, key))
+        except Damaged:
+            found.append(None)
+    return found
 
 
 def _mac(head: bytes, key: bytes) -> bytes:
