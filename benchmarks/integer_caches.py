@@ -24,7 +24,7 @@ KINDS = ("plain", "sink 10", "sink 20", "outliers", "needle")
 LENGTHS = (64, 2048, 32768)
 MOST_ROWS = 256
 DEPTH = 4096
-HEADS = ((32, 8, 128), (16, 8, 128), (8, 1, 256), (16, 16, 64))
+HEADS = ((32, 8, 128), (16, 8, 128), (8, 1, 256), (16, 16, 64), (32, 32, 96))
 """Heads of queries, heads of keys, and their elements, of the speeds."""
 
 ROWS = 1, 4, 64

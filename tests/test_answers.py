@@ -309,10 +309,10 @@ def test_errors_name_arguments_or_flags(llm: engine.LLM, capsys: pytest.CaptureF
 
 
 def test_every_flag_of_an_argument_exists() -> None:
-    from engine.cli import embed, flags
+    from engine.cli import embed, flags, serve_flags
     from engine.errors import FLAGS
 
-    actions = [*flags.parser()._actions, *embed.parser()._actions]
+    actions = [action for each in (flags, embed, serve_flags) for action in each.parser()._actions]
     known = {flag for action in actions for flag in action.option_strings}
     assert {flag for name, flag in FLAGS.items() if name not in ("parallel", "mtp")} | {"--no-mtp"} <= known
 

@@ -53,6 +53,7 @@ class Table:
     """A model whose passes look logits up and store them by slot and position."""
 
     drafter: "Table | None" = None
+    relay = None
 
     def __init__(self, ops: Any, n_ctx: int = N_CTX) -> None:
         self.ops = ops
