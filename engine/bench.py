@@ -185,7 +185,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 acceptance=test.acceptance,
             )
             now = datetime.now(UTC)
-        threaded = any(device.n_threads for device in devices)
+        threaded = llm.n_threads > 0 or (bool(llm.model.stages) and any(device.n_threads for device in devices))
         # A GPU's memory is freed when nothing refers to it: no reference cycle may hold it while the next model is loaded.
         del llm, ops, devices
         gc.collect()

@@ -28,7 +28,7 @@ class TokenLogprob:
     >>> for likely in answer.logprobs[0].top:
     ...     print(repr(likely.text), round(likely.logprob, 2))
     ' a' -0.48
-    ' b' -2.86
+    ' b' -2.87
     """
 
     id: int

@@ -108,7 +108,7 @@ def test_ranges_that_touch_are_joined() -> None:
 @pytest.fixture(scope="module")
 def llm() -> Iterator[engine.LLM]:
     # Two heads of a layer have a huge page each.
-    with engine.load(device="cpu", n_ctx=1024, parallel=8) as model:
+    with engine.load(device="cpu", n_ctx=1024, parallel=8, cache_type="f16") as model:
         yield model
 
 

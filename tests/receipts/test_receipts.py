@@ -55,7 +55,7 @@ def test_a_receipt_is_that_of_the_logits(llm: engine.LLM, receipt: dict[str, Any
     [
         {},
         {"n_threads": 1, "batch_size": 16},
-        {"cache_type": "f16", "n_ctx": 512},
+        {"cache_type": "i8", "n_ctx": 512},
     ],
     ids=["after other answers", "small passes", "long context"],
 )

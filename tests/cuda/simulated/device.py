@@ -2,6 +2,7 @@
 addresses, and a launch runs the kernel thread by thread before it returns."""
 
 import contextlib
+import ctypes
 import threading
 import weakref
 from collections import deque
@@ -157,15 +158,16 @@ class SimulatedDevice:
             out.reshape(-1).view(np.uint8)[:] = self.at(address, out.nbytes)
         return out
 
-    def write_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
-        given = array.reshape(-1).view(np.uint8)
-        for at in range(start, start + pitch * height, pitch):
-            self.at(address + at, width)[:] = given[at : at + width]
+    def write_lines(self, address: int, source: int, width: int, pitches: tuple[int, int], height: int) -> None:
+        for line in range(height):
+            given = (ctypes.c_uint8 * width).from_address(source + line * pitches[1])
+            self.at(address + line * pitches[0], width)[:] = np.frombuffer(given, np.uint8)
 
-    def read_part(self, address: int, array: np.ndarray, start: int, width: int, pitch: int, height: int) -> None:
-        out = array.reshape(-1).view(np.uint8)
-        for at in range(start, start + pitch * height, pitch):
-            out[at : at + width] = self.at(address + at, width)
+    def read_lines(self, address: int, target: int, width: int, pitches: tuple[int, int], height: int) -> None:
+        self.synchronize()
+        for line in range(height):
+            out = (ctypes.c_uint8 * width).from_address(target + line * pitches[1])
+            np.frombuffer(out, np.uint8)[:] = self.at(address + line * pitches[0], width)
 
     def pin(self, array: np.ndarray) -> None:
         return None

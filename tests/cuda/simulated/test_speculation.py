@@ -59,8 +59,8 @@ def pair(files: tuple[Path, Path]) -> Pair:
     def make(draft: str, n_ctx: int = 24) -> tuple[engine.LLM, engine.LLM]:
         target, other = files
         drafts = target if draft == "good" else other
-        cpu = engine.load(target, device="cpu", n_ctx=n_ctx)
-        return cpu, engine.load(target, device="cuda", n_ctx=n_ctx, draft_model=drafts)
+        cpu = engine.load(target, cache_type="f16", device="cpu", n_ctx=n_ctx)
+        return cpu, engine.load(target, cache_type="f16", device="cuda", n_ctx=n_ctx, draft_model=drafts)
 
     return make
 
@@ -97,7 +97,7 @@ def test_drafts_after_a_prompt_of_one_token(pair: Pair, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tuple[Path, Path], accept: str) -> None:
     _, gpu = pair("bad")
-    cpu = engine.load(files[0], device="cpu", n_ctx=24, draft_model=files[1])
+    cpu = engine.load(files[0], cache_type="f16", device="cpu", n_ctx=24, draft_model=files[1])
     speculation = SpeculationParams(draft_max=2, accept=accept, accept_p_min=0.01)
     expected, found = (
         llm.complete(PROMPT, max_tokens=8, ignore_eos=True, speculation=speculation, **NOISE) for llm in (cpu, gpu)
@@ -136,7 +136,9 @@ def test_to_the_end_of_the_context(pair: Pair) -> None:
 def test_a_prompt_of_one_token_beside_an_answer(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its logits are read before the next step of the answer, which is the same pass, overwrites them."""
     monkeypatch.setattr(backend, "Device", Device)
-    cpu, gpu = (engine.load(files[0], device=device, n_ctx=24, parallel=2) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        engine.load(files[0], cache_type="f16", device=device, n_ctx=24, parallel=2) for device in ("cpu", "cuda")
+    )
     options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     expected = [cpu.complete(prompt, max_tokens=n, **options).ids for prompt, n in ((PROMPT, 12), ([225], 2))]
     one = gpu.generate(PROMPT, max_tokens=12, **options)
@@ -165,7 +167,9 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made in the graph of a step, right and wrong ones, and through the host; states and h are those without drafts."""
     monkeypatch.setattr(drafting, "MEASURED", 0)
-    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        engine.load(hybrid, cache_type="f16", device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda")
+    )
     options: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
     expected = cpu.complete(PROMPT, speculation=SpeculationParams(enabled=False), **options).ids
     assert gpu.draft is not None
@@ -187,7 +191,7 @@ def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.thorough
 def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
     """Steps of both were in flight, and both write the same states."""
-    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, mtp=False) for device in ("cpu", "cuda"))
+    cpu, gpu = (engine.load(hybrid, cache_type="f16", device=device, n_ctx=24, mtp=False) for device in ("cpu", "cuda"))
     prompts = PROMPT, [*PROMPT, 9]
     given: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}
     expected = cpu.complete(prompts[1], **given).ids
@@ -206,7 +210,10 @@ def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     the device chooses all tokens but the first."""
     pytest.importorskip("llguidance", reason="grammars need the extra serve")
     monkeypatch.setattr(drafting, "MEASURED", 0)
-    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=3, draft_max=2) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        engine.load(hybrid, cache_type="f16", device=device, n_ctx=24, parallel=3, draft_max=2)
+        for device in ("cpu", "cuda")
+    )
     monkeypatch.setattr(gpu.core.scheduler.batch.host, "start", None)
     asked: list[dict[str, Any]] = [
         {"grammar": engine.Grammar.regex("[a-z]{2,5}"), "temperature": 0},
@@ -247,7 +254,10 @@ def test_all_answers_are_read_again_after_an_error(
 ) -> None:
     """In the middle of passes, with others in flight, one of which may lack its masks."""
     pytest.importorskip("llguidance", reason="grammars need the extra serve")
-    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=2, mtp=False) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        engine.load(hybrid, cache_type="f16", device=device, n_ctx=24, parallel=2, mtp=False)
+        for device in ("cpu", "cuda")
+    )
     asked: list[dict[str, Any]] = [
         {"grammar": engine.Grammar.regex("[a-z]{4,7}"), "temperature": 0},
         {"ignore_eos": True, "temperature": 0.8, "seed": 5},
@@ -310,7 +320,10 @@ class Whole(Party):
 
 def party_of(path: Path) -> Whole:
     options: dict[str, Any] = {"n_ctx": 24, "draft_max": 3}
-    return Whole(engine.load(path, device="cpu", **options), engine.load(path, device="cuda", parallel=3, **options))
+    return Whole(
+        engine.load(path, cache_type="f16", device="cpu", **options),
+        engine.load(path, cache_type="f16", device="cuda", parallel=3, **options),
+    )
 
 
 # ``test_steps.py`` has more passes, of models without layers.
