@@ -161,13 +161,13 @@ class SimulatedDevice:
     def write_lines(self, address: int, source: int, width: int, pitches: tuple[int, int], height: int) -> None:
         for line in range(height):
             given = (ctypes.c_uint8 * width).from_address(source + line * pitches[1])
-            self.at(address + line * pitches[0], width)[:] = np.frombuffer(given, np.uint8)
+            self.at(address + line * pitches[0], width)[:] = np.ctypeslib.as_array(given)
 
     def read_lines(self, address: int, target: int, width: int, pitches: tuple[int, int], height: int) -> None:
         self.synchronize()
         for line in range(height):
             out = (ctypes.c_uint8 * width).from_address(target + line * pitches[1])
-            np.frombuffer(out, np.uint8)[:] = self.at(address + line * pitches[0], width)
+            np.ctypeslib.as_array(out)[:] = self.at(address + line * pitches[0], width)
 
     def pin(self, array: np.ndarray) -> None:
         return None
