@@ -381,6 +381,7 @@ def test_terms_that_are_not_used_are_found() -> None:
 # --- examples --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page: Path) -> None:
     """The ``>>>`` examples of a page, in order and in one namespace, print what the page says."""

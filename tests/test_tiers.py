@@ -1,12 +1,13 @@
 """The tiers: what is recorded exists, and parts are balanced."""
 
 import ast
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.tiers import SLOW, parts, recorded
+from tests.tiers import MOST, SLOW, _affordable, cost, parts, recorded
 
 
 @cache
@@ -33,3 +34,26 @@ def test_parts_are_balanced(n: int) -> None:
     totals = [sum(costs[group] for group in part) for part in found]
     assert max(totals) - min(totals) <= 17
     assert SLOW < 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the tiers read of a test."""
+
+    nodeid: str
+    whole: bool = False
+
+    def get_closest_marker(self, name: str) -> bool:
+        return self.whole and name == "whole"
+
+
+def test_slow_tests_of_many_cases_run_in_part() -> None:
+    for whole in (False, True):
+        tests: dict[str, list[Case]] = {}
+        for name in recorded():
+            tests.setdefault(name.partition("[")[0], []).append(Case(name, whole))
+        chosen = _affordable(case for cases in tests.values() for case in cases)
+        for cases in tests.values():
+            own = [case for case in cases if case in chosen]
+            assert own and (len(own) == 1 or whole or sum(map(cost, own)) <= MOST)
+            assert own == cases or (not whole and sum(map(cost, cases)) > MOST)

@@ -4,7 +4,8 @@
     The quick tests: those without a mark that take less than ``SLOW`` seconds, according to ``tests/seconds.txt``, and the
     slow ones that are marked ``first``.
 ``pytest --rest``
-    What ``.ci/run`` runs after it: the slow tests, and one in ``SAMPLE`` of the cases that are marked ``thorough``.
+    What ``.ci/run`` runs after it: the slow tests, and one in ``SAMPLE`` of the cases that are marked ``thorough``.  If the
+    cases of a test take more than ``MOST`` seconds together, it runs as many as fit, unless the test is marked ``whole``.
 ``pytest --all``
     All tests that need no GPU: also all ``thorough`` cases, all combinations of parameters where the other tiers run each
     value or each pair of values once, and all examples of hypothesis.
@@ -43,9 +44,13 @@ SLOW = 0.3
 SAMPLE = 8
 """``--rest`` runs one in this many of the ``thorough`` cases of a test."""
 
+MOST = 6.0
+"""The most CPU seconds of the cases of a test that ``--rest`` runs, if there are several."""
+
 MARKS = {
     "thorough": "runs with --all, and one in eight cases with --rest; on a GPU, with --gpu --all",
     "first": "runs in the first tier although it is slow",
+    "whole": "all its cases run with --rest, however long they take",
     "gpu": "runs only with --gpu",
     "covering(n, m)": "runs as few combinations as contain every n values of different parameters; with --all those that "
     "contain every m values, if m is given",
@@ -179,12 +184,29 @@ def _thinned(items: list[Any], argument: int) -> set[Any]:
     return set(items).difference(*left_out)
 
 
-def _sample(items: Iterable[Any]) -> set[Any]:
-    """One in ``SAMPLE`` of the cases of each test."""
+def _by_test(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """The cases of each test, sorted by name."""
     tests = defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
-    return {item for cases in tests.values() for item in sorted(cases, key=lambda item: item.nodeid)[::SAMPLE]}
+    return (sorted(cases, key=lambda item: item.nodeid) for cases in tests.values())
+
+
+def _sample(items: Iterable[Any]) -> set[Any]:
+    """One in ``SAMPLE`` of the cases of each test."""
+    return {item for cases in _by_test(items) for item in cases[::SAMPLE]}
+
+
+def _affordable(items: Iterable[Any]) -> set[Any]:
+    """The first case of each test and every n-th after it, with the smallest n such that they take at most ``MOST`` seconds;
+    all cases of a test that is marked ``whole``."""
+    chosen: set[Any] = set()
+    for cases in _by_test(items):
+        step = 1
+        while step < len(cases) and sum(map(cost, cases[::step])) > MOST and not cases[0].get_closest_marker("whole"):
+            step += 1
+        chosen.update(cases[::step])
+    return chosen
 
 
 @cache
@@ -249,7 +271,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             first = {item for item in usual if cost(item) <= SLOW or item.get_closest_marker("first")}
             if Tier.rest:
                 first = {item for item in first if not item.get_closest_marker("both")}
-                chosen = usual - first | _sample(chosen - usual)
+                chosen = _affordable(usual - first | _sample(chosen - usual))
             else:
                 chosen = first
     k, n = _part(config)

@@ -50,6 +50,7 @@ def test_golden_logits_belong_to_the_model(case: Case | Family) -> None:
     assert all(len(row["logits"]) == N_VOCAB for row in rows)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
 def test_logits_are_those_of_transformers(case: Case | Family, tmp_path: Path) -> None:
     llm = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
