@@ -13,9 +13,10 @@ from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
 from engine.decode.core import EngineCore
-from engine.decode.device import can_sample, device_steps
+from engine.decode.device import can_sample, device_steps, row_reader
 from engine.decode.disk_cache import DiskCache
 from engine.decode.prefill import PrefillPass, PrefillSlice
+from engine.decode.request import RowReader
 from engine.decode.running import Steps
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
@@ -27,7 +28,7 @@ from engine.models.base import Model
 from engine.models.needs import recurrent_bytes, snapshot_bytes
 from engine.ops.executor import Forward
 from engine.sampling.finite import check_rows
-from engine.sampling.sampler import SamplerParams
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.history import Histories
 from engine.text.tokenizer import Tokenizer
 from engine.trace.tracer import Tracer
@@ -152,6 +153,12 @@ class CachedModel:
         if self._device_steps is None:
             self._device_steps = device_steps(self.model)
         return self._device_steps
+
+    @in_turn
+    def row_reader(self, sampler: Sampler, text: Sequence[int]) -> RowReader | None:
+        """What reads the logits of a text on the device of the model (:func:`engine.decode.device.row_reader`)."""
+        self.check_open()
+        return row_reader(self.model, sampler, text)
 
     # --- the forward pass --------------------------------------------------------------------------------------
 

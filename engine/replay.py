@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.checks import described
-from engine.decode.request import Request
+from engine.decode.request import ReadRow, Request, RowReader
 from engine.errors import ContextError, NotFinite, NoToken, UsageError
 from engine.grammar.matcher import Matcher
 from engine.models.config import ModelConfig
@@ -41,6 +41,9 @@ class ReplayingModel(Protocol):
 
     def tokens(self, request: Request) -> Any:
         """The tokens of a request."""
+
+    def row_reader(self, sampler: Sampler, text: Sequence[int]) -> RowReader | None:
+        """What reads the logits of a text on the device; None if they are copied to the host."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ def replay(llm: ReplayingModel, receipt: object, on_prefill: Callable[[int, int]
             on_prefill=on_prefill,
             on_logits=comparison,
             scored_from=len(prompt) - 1,
+            reader=comparison.reader,
             given=given,
         )
         for _ in llm.tokens(request):
@@ -140,6 +144,8 @@ class _Comparison:
         self.sampler = Sampler(parameters.sampler, llm.config.n_vocab, matcher)
         begins_with = parameters.begins_with
         self._allowed = tokenizer.beginning_with(begins_with) if begins_with else None
+        #: What reads the logits on the device; None: they are copied to the host.
+        self.reader = None if begins_with else llm.row_reader(self.sampler, [*prompt, *receipt["tokens"]])
         self._tokenizer = tokenizer
         self._receipt = receipt
         self._prompt = prompt
@@ -150,22 +156,26 @@ class _Comparison:
 
     def __call__(self, first: int, logits: np.ndarray) -> None:
         at = first - (len(self._prompt) - 1)
-        for i, row in enumerate(logits, at):
+        for i, row in enumerate(logits if self.reader is None else self.reader.rows(logits), at):
             # A text is read again if it gave way to others.
             if i == self._done and self.found is None:
-                self._compare(i, row)
+                self._compare(i, row if isinstance(row, ReadRow) else self._read(i, row))
                 self._done += 1
 
-    def _compare(self, i: int, row: np.ndarray) -> None:
-        receipt, history = self._receipt, self._known[: len(self._prompt) + i]
+    def _read(self, i: int, row: np.ndarray) -> ReadRow:
+        """The digest of a row of logits, float32 [n_vocab], and the choice of a token from it."""
         if i == 0 and self._allowed is not None:
             allowed = np.full_like(row, -np.inf)
             allowed[self._allowed] = row[self._allowed]
             row = allowed
-        own = row_digest(row)
+        history = self._known[: len(self._prompt) + i]
+        return ReadRow(row_digest(row), lambda: self.sampler.sample(row, len(history), history))
+
+    def _compare(self, i: int, row: ReadRow) -> None:
+        receipt, own = self._receipt, row.digest
         best, claimed, wanted = best_of(own), receipt["best"][i], receipt["tokens"][i]
         try:
-            chosen = self.sampler.sample(row, len(history), history)
+            chosen = row.choose()
         except (NoToken, NotFinite) as error:
             self._differ(i, f"the receipt has {self._shown(wanted)}, and here none can be chosen: {error}.")
             return

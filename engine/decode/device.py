@@ -1,14 +1,16 @@
 """Devices that choose tokens themselves, so that logits need not leave them: GPUs, if the sampling parameters allow it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.compile.jobs import Job
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.host_steps import HostSteps
+from engine.decode.request import RowReader
 from engine.decode.running import Steps
 from engine.ops.model import AnyModel
 from engine.ops.operations import AnyOperations
-from engine.sampling.sampler import SamplerParams
+from engine.sampling.sampler import Sampler, SamplerParams
 
 # What follows is imported when it is used: the packages that kernels of a GPU need are optional.
 
@@ -38,6 +40,18 @@ def device_steps(model: AnyModel[Any]) -> Steps | None:
     from engine.decode.device_steps import DeviceSteps
 
     return DeviceSteps(ops, model)
+
+
+def row_reader(model: AnyModel[Any], sampler: Sampler, text: Sequence[int]) -> RowReader | None:
+    """What reads logits of a text on the device of a model, and chooses there as a sampler does.  None if they have to be
+    copied to the host: also from a model that is divided between devices, and for a grammar."""
+    ops = _chooser(model)
+    if ops is None or model.stages or sampler.matcher is not None or not can_sample(model, sampler.params):
+        return None
+
+    from engine.decode.replayed_rows import ReplayedRows
+
+    return ReplayedRows(ops, sampler, text)
 
 
 def ahead_drafted(ops: AnyOperations) -> int:

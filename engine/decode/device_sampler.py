@@ -136,13 +136,7 @@ class DeviceSampler:
 
     def digests(self, slot: int, count: int) -> list[RowDigest]:
         """The digests of the first rows of the next step of a slot, once :meth:`ready`, if the step has computed them."""
-        part = self.digest_memory[0][slot, self.taken[slot] % DIGEST_PARTS, :count]
-        sums, tokens = part[:, :4].copy().view(np.uint64).tolist(), part[:, 4::2].tolist()
-        values = part[:, 5::2].copy().view(np.float32).tolist()
-        return [
-            RowDigest(hexadecimal(*low_high), (first, second), (x, y))
-            for low_high, (first, second), (x, y) in zip(sums, tokens, values, strict=True)
-        ]
+        return row_digests(self.digest_memory[0][slot, self.taken[slot] % DIGEST_PARTS, :count])
 
     def take(self, slot: int = 0) -> list[int]:
         """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what
@@ -234,6 +228,15 @@ class DeviceSampler:
         lists = [rows.starts, draft, *self.lists] if _accepts(mode, greedy) == "ratio" else [0, 0, *NOWHERE]
         self._find(kernels, logits, stride, n_entries, rows, every, lists)
 
+    def launch_choices(self, logits: int, stride: int, n_rows: int, rows: Rows, greedy: bool, with_edit: bool) -> None:
+        """Find a token for each of ``n_rows`` rows of a text that is known: ``found`` has them, and nothing else changes.
+
+        logits, stride, greedy, with_edit: as in :meth:`launch`; rows: of the addresses, ``tokens`` and ``starts`` are not
+            used.
+        """
+        kernels = self.kernels(greedy, with_edit, accept=False)
+        self._find(kernels, logits, stride, n_rows, rows, 1, [0, 0, *NOWHERE])
+
     def _find(
         self,
         kernels: Sequence[Specialization],
@@ -267,6 +270,16 @@ class DeviceSampler:
                 found,
             ]
             launch(choice, n_rows, sample.GROUPS, [*row, *lists])
+
+
+def row_digests(words: np.ndarray) -> list[RowDigest]:
+    """The digests of rows that ``engine/cuda/digest.py`` has written, int32 [n, 8]."""
+    sums, tokens = words[:, :4].copy().view(np.uint64).tolist(), words[:, 4::2].tolist()
+    values = words[:, 5::2].copy().view(np.float32).tolist()
+    return [
+        RowDigest(hexadecimal(*low_high), (first, second), (x, y))
+        for low_high, (first, second), (x, y) in zip(sums, tokens, values, strict=True)
+    ]
 
 
 def _accepts(mode: str, greedy: bool) -> str:

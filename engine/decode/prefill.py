@@ -1,13 +1,16 @@
 """Prefill: tokens that are read into slots, slice by slice."""
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import cast
 
 import numpy as np
 
 from engine.cache.sequence import Sequence as TokenSequence
-from engine.decode.request import Request, State
+from engine.decode.request import Request, RowReader, State
 from engine.decode.slot import Slot
 from engine.models.base import Model
+from engine.ops.executor import ReadablePass
 
 AHEAD = 128
 """The most tokens of a prompt in flight, unless a single pass reads more."""
@@ -44,9 +47,12 @@ class PrefillPass:
     follows ``finish``.
     """
 
-    def __init__(self, model: Model, slices: Sequence[PrefillSlice], observed: bool = False) -> None:
+    def __init__(
+        self, model: Model, slices: Sequence[PrefillSlice], observed: bool = False, reader: RowReader | None = None
+    ) -> None:
         """slices: if there are several, at most the last token of each has logits; observed: whether the masses of chunks are
-        computed, of a single slice.  Raises ContextError if the positions do not fit into the context, and NoPages."""
+        computed, of a single slice; reader: what reads the logits of a single slice on the device, instead of a copy of them.
+        Raises ContextError if the positions do not fit into the context, and NoPages."""
         self.slices = list(slices)
         self._n_vocab = model.config.n_vocab
         #: The number of tokens.
@@ -56,6 +62,8 @@ class PrefillPass:
             ids = np.array(only.tokens, np.int32)
             positions = np.arange(only.first, only.end, dtype=np.int32)
             self._pieces = model.split(ids, positions, only.n_logits, only.slot.sequence, observed)
+            if reader is not None:
+                cast(ReadablePass, self._pieces).read_by(partial(reader, first=only.end - only.n_logits))
         else:
             parts = [(each.slot.sequence, each.tokens) for each in slices]
             self._pieces = model.split_together(parts, [each.n_logits > 0 for each in slices])
@@ -74,7 +82,8 @@ class PrefillPass:
         return before - self.left
 
     def finish(self, beside: bool = False) -> list[np.ndarray]:
-        """The logits of the last tokens of each slice, float32 [n_logits, n_vocab]; all pieces must have been started.
+        """The logits of the last tokens of each slice, float32 [n_logits, n_vocab], or what the reader has made of them; all
+        pieces must have been started.
 
         beside: wait only for logits, because other requests run.  Otherwise at most ``AHEAD`` tokens are in flight, so that
         the reported progress is accurate and an interrupt is noticed.

@@ -139,7 +139,8 @@ class PrefillQueue:
         if slices:
             with self._guarded([member.request for member in members]):
                 observed = self._is_observed(members[0].request, slices[0].first)
-                reading = Reading(PrefillPass(self._batch.model, slices, observed), members)
+                reader = members[0].request.reader if slices[0].n_logits else None
+                reading = Reading(PrefillPass(self._batch.model, slices, observed, reader), members)
         return reading
 
     def _slice(self, member: Prefilling, count: int) -> PrefillSlice | None:
@@ -197,7 +198,7 @@ class PrefillQueue:
 
     def _read_on(self, member: Prefilling, part: PrefillSlice, logits: np.ndarray) -> None:
         """Go on with a request, of which a pass has read a slice; logits: those of its last tokens, float32 [n_logits,
-        n_vocab]."""
+        n_vocab], or what the reader of the request has made of them."""
         request = member.request
         part.commit()
         if request.scored and len(logits):
@@ -261,7 +262,10 @@ class PrefillQueue:
         request = prefilling.request
         assert request.on_logits is not None
         try:
-            check_rows(logits, first)
+            if request.reader is not None:
+                request.reader.check(logits, first)
+            else:
+                check_rows(logits, first)
             with self._batch.served.reserved("on_logits"):
                 request.on_logits(first, logits)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,6 +12,28 @@ from engine.speculative.speculation import Speculation
 
 Item = tuple[int, np.ndarray]
 """A token and the logits that it was chosen from, float32 [n_vocab]; empty if they stayed on the device."""
+
+
+class ReadRow(NamedTuple):
+    """The digest of a row of logits, and a function that returns the token which is chosen from it, or raises what
+    ``Sampler.sample`` raises."""
+
+    digest: RowDigest
+    choose: Callable[[], int]
+
+
+class RowReader(Protocol):
+    """What reads logits where a pass has left them, in place of a copy of them."""
+
+    def __call__(self, rows: Any, first: int) -> np.ndarray:
+        """What is wanted of rows of logits, an array of the device with float32 [n, n_vocab], which may change: numbers
+        [n, words].  first: the index of the token after which the first row comes."""
+
+    def check(self, read: np.ndarray, first: int) -> None:
+        """Raise NotFinite if the rows of such numbers are not finite."""
+
+    def rows(self, read: np.ndarray) -> list[ReadRow]:
+        """What such numbers say."""
 
 
 class State:
@@ -44,6 +67,7 @@ class Request:
         on_prefill: Callable[[int, int], None] | None = None,
         on_logits: Callable[[int, np.ndarray], None] | None = None,
         scored_from: int = 0,
+        reader: RowReader | None = None,
         given: Sequence[int] = (),
         receipt: bool = False,
     ) -> None:
@@ -53,7 +77,8 @@ class Request:
         the answer; allowed: the tokens that the first one may be, None: any; on_prefill: called as ``on_prefill(done,
         total)`` during the first prefill; on_logits: called as ``on_logits(first, logits)`` with the logits after the tokens
         from index ``first`` on, float32 [n, n_vocab], during the prefill, which then also reads tokens that the cache holds;
-        scored_from: the index of the first token whose logits it gets; given: tokens of the answer that are known already,
+        scored_from: the index of the first token whose logits it gets; reader: what reads them on the device, so that it
+        gets the result of that instead; no token is computed then; given: tokens of the answer that are known already,
         and read like a prompt, but that do not belong to it; receipt: whether ``rows`` are wanted.
         """
         #: The prompt and the tokens computed so far.  The last one has not been read while the request runs.
@@ -75,6 +100,8 @@ class Request:
         self.on_prefill = on_prefill
         self.on_logits = on_logits
         self.scored_from = scored_from
+        assert reader is None or count == 0
+        self.reader = reader
         self.receipt = receipt
         #: The digests of the logits that the tokens of ``items`` were chosen from, if they are wanted.
         self.rows: deque[RowDigest] = deque()

@@ -49,6 +49,14 @@ class BackendPass(SplitPass, Protocol[A_co]):
         there before another pass of the same role.  All pieces must have been started."""
 
 
+class ReadablePass(SplitPass, Protocol):
+    """A pass whose logits a function can read in the memory of the device."""
+
+    def read_by(self, reader: Callable[[Any], np.ndarray]) -> None:
+        """Let :meth:`logits` return what a function makes of the rows, an array of the device with float32 [n_logits,
+        n_vocab], instead of a copy of them.  The function may change them."""
+
+
 class QueueMark(Protocol):
     """A point in the queue of a backend: that of the last call of :meth:`set`."""
 

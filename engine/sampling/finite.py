@@ -18,9 +18,20 @@ def not_finite(what: str) -> NotFinite:
 def check_rows(rows: npt.NDArray[np.float32], first: int) -> None:
     """Raise NotFinite, which names the tokens, if rows of logits float32 [n, n_vocab] are not finite; first: the number of
     the token after which the first row comes."""
-    if np.isfinite(rows).all():
+    _check(np.isfinite(rows).all(axis=1), first)
+
+
+def check_largest(values: npt.NDArray[np.float32], first: int) -> None:
+    """Raise the same error if the largest logits of rows, float32 [n], NaN being larger than all others, are NaN or
+    infinite; first: see :func:`check_rows`."""
+    _check(np.isfinite(values), first)
+
+
+def _check(given: npt.ArrayLike, first: int) -> None:
+    finite = np.asarray(given)
+    if finite.all():
         return
-    tokens = (first + np.flatnonzero(~np.isfinite(rows).all(axis=1))).tolist()
+    tokens = (first + np.flatnonzero(~finite)).tolist()
     named, more = ", ".join(map(str, tokens[:MOST_NAMED])), len(tokens) - MOST_NAMED
     names = f"token{'s' * (len(tokens) > 1)} {named}{f' and {more} more' * (more > 0)}"
     raise not_finite(f"logits after {names}, counted from 0, that are not finite")

@@ -1,6 +1,6 @@
 """A pass that is launched in pieces, so that other passes can run between them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +35,11 @@ class SplitPlan:
         self._wanted = wanted
         self._started = 0
         self._result: np.ndarray | None = None
+        self._reader: Callable[[Tensor], np.ndarray] | None = None
+
+    def read_by(self, reader: Callable[[Tensor], np.ndarray]) -> None:
+        """Let a function read the logits of a pass that returns those of consecutive rows, instead of a copy of them."""
+        self._reader = reader
 
     def advance(self, count: int) -> int:
         """Launch the next ``count`` pieces without waiting for them; returns the number of pieces left."""
@@ -55,6 +60,9 @@ class SplitPlan:
         """The logits of the last rows of the pass, float32 [n_logits, n_vocab]; None if none were requested.  All pieces must
         have been launched.  wait: whether to wait for the pass even then; out: the array for them, None: a new one."""
         wanted, self._wanted = self._wanted, ()
+        if wanted and self._reader is not None:
+            (rows,) = wanted
+            return self._reader(rows)
         if len(wanted) == 1:
             return self._ops.download(wanted[0], out)
         if wanted:

@@ -9,6 +9,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,9 +18,13 @@ import engine
 from engine.cuda.digest import WORDS, digest
 from engine.cuda.runtime.simulator import run
 from engine.decode.device_sampler import DIGEST_PARTS, DeviceSampler
+from engine.decode.replayed_rows import ReplayedRows
+from engine.errors import NotFinite
 from engine.grammar.grammar import Grammar
 from engine.limits import DECODE_ANSWERS, DECODE_ROWS
+from engine.receipts.form import chain_of
 from engine.sampling.row_digest import RowDigest, row_digest
+from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import use_simulated
@@ -104,3 +109,53 @@ def test_receipts_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Monke
         assert sum(made) >= 2 * (most - 1)  # the host chooses the first token of each
         assert all(cpu.verify(answer.receipt()).same for answer in answers)
     assert gpu.verify(expected[0]).same
+
+
+def test_a_replay_reads_rows_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU says of receipts what the CPU says, and copies no logits to the host unless it cannot choose the tokens."""
+    use_simulated(monkeypatch)
+    path = make_model(tmp_path / "a.gguf", SHAPE, "Q8_0")
+    cpu, gpu = (engine.load(path, device=device, n_ctx=24) for device in ("cpu", "cuda"))
+    read: list[tuple[int, int]] = []
+    replayed = ReplayedRows.__call__
+
+    def noted(self: ReplayedRows, rows: Any, first: int) -> np.ndarray:
+        read.append((first, rows.shape[0]))
+        return replayed(self, rows, first)
+
+    monkeypatch.setattr(ReplayedRows, "__call__", noted)
+    more: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "receipt": True}
+    for options, here in (
+        ({"temperature": 0.0, "seed": 1}, True),
+        (NOISE, True),
+        (NOISE | {"dry_multiplier": 0.8}, False),
+    ):
+        receipt = cpu.complete(PROMPT, **more, **options).receipt()
+        read.clear()
+        assert gpu.verify(receipt).same
+        assert read == ([(len(PROMPT) - 1, 4)] if here else [])
+    receipt = cpu.complete(PROMPT, **more, **NOISE).receipt()
+    for field, at, value in (
+        ("tokens", 2, receipt["tokens"][2] ^ 1),
+        ("digests", 1, receipt["digests"][0]),
+        ("best", 3, [[receipt["best"][3][0][0], receipt["best"][3][0][1] + 0.5], receipt["best"][3][1]]),
+    ):
+        changed = copy.deepcopy(receipt)
+        changed[field][at] = value
+        changed["chain"] = chain_of(changed)
+        found = gpu.verify(changed)
+        assert found == cpu.verify(changed) and found.token == at
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_refused(value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_simulated(monkeypatch)
+    gpu = engine.load(make_model(tmp_path / "a.gguf", SHAPE, "Q8_0"), device="cuda", n_ctx=24)
+    reader = gpu.row_reader(Sampler(SamplerParams(temperature=0.0, seed=1), SHAPE.n_vocab), [1, 2, 3, 4])
+    assert reader is not None
+    rows = np.zeros((2, SHAPE.n_vocab), np.float32)
+    reader.check(reader(gpu.model.ops.upload(rows), 1), 1)
+    rows[1] = value if value < 0 else 0.0
+    rows[1, 7] = value
+    with pytest.raises(NotFinite, match="after token 2, counted"):
+        reader.check(reader(gpu.model.ops.upload(rows), 1), 1)
