@@ -27,6 +27,9 @@ MOST_TOGETHER = 32
 MOST_LOGITS = 128
 """Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
 
+REPLAYED_ROWS = 256
+"""The most rows of a pass whose logits are read on the device: more than ``MOST_LOGITS``, because they are not copied."""
+
 ALL_LAYERS = 1 << 16
 """More layers than a model has."""
 

@@ -13,7 +13,7 @@ from engine.decode.preemption import Displaced, NoRoom, as_failed_step
 from engine.decode.prefill import Prefilling, PrefillPass, PrefillSlice, Reading
 from engine.decode.request import Request
 from engine.decode.running_batch import RunningBatch
-from engine.limits import MOST_LOGITS, MOST_TOGETHER
+from engine.limits import MOST_LOGITS, MOST_TOGETHER, REPLAYED_ROWS
 from engine.sampling.finite import check_rows
 
 
@@ -106,8 +106,8 @@ class PrefillQueue:
         borders = member.stops if self._batch.served.recurrent_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
         if request.scored:
-            unscored = request.scored_from - first
-            left = min(left, unscored if unscored > 0 else MOST_LOGITS)
+            most = MOST_LOGITS if request.reader is None else REPLAYED_ROWS
+            left = min(left, max(0, request.scored_from - first) + most)
         return left
 
     def _rows(self, left: int) -> int:

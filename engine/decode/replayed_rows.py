@@ -9,14 +9,15 @@ import numpy as np
 from engine.cuda.digest import WORDS
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_params import edits, token_of
-from engine.decode.device_sampler import DIGEST_PARTS, DeviceSampler, Rows, row_digests
+from engine.decode.device_sampler import DeviceSampler, Rows, row_digests
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.request import ReadRow
-from engine.limits import DECODE_ANSWERS, MOST_LOGITS
+from engine.limits import DECODE_ANSWERS
 from engine.sampling.finite import check_largest
 from engine.sampling.sampler import Sampler
 
-assert MOST_LOGITS <= DECODE_ANSWERS
+MOST_ROWS = DECODE_ANSWERS
+"""The most rows of a launch of the kernels that choose tokens."""
 
 
 class ReplayedRows:
@@ -29,19 +30,22 @@ class ReplayedRows:
         self._device = device = ops.device
         self._sampler = sampler
         # Each row has a slot of its own for its digest, and all rows have the parameters and the history of slot 0.
-        self._chooser = DeviceSampler(device, sampler.n_vocab, len(text), ring_steps=1, n_slots=MOST_LOGITS)
+        self._chooser = DeviceSampler(device, sampler.n_vocab, len(text), ring_steps=1, n_slots=MOST_ROWS)
         self._chooser.begin(sampler)
-        device.write(self._chooser.step.address, np.zeros(MOST_LOGITS, np.int32))
+        device.write(self._chooser.step.address, np.zeros(MOST_ROWS, np.int32))
         _ = self._chooser.digest_memory
-        each = np.arange(MOST_LOGITS + 1, dtype=np.int32)
-        self._history, self._positions = ops.upload(np.array(text, np.int32)), ops.zeros((MOST_LOGITS,), np.int32)
-        self._same, self._each = ops.zeros((MOST_LOGITS,), np.int32), ops.upload(each)
+        each = np.arange(MOST_ROWS + 1, dtype=np.int32)
+        self._history, self._positions = ops.upload(np.array(text, np.int32)), ops.zeros((MOST_ROWS,), np.int32)
+        self._same, self._each = ops.zeros((MOST_ROWS,), np.int32), ops.upload(each)
 
     def __call__(self, rows: Tensor, first: int) -> np.ndarray:
         """See :class:`engine.decode.request.RowReader`."""
-        n, stride = rows.shape
-        assert n <= MOST_LOGITS
-        chooser, p = self._chooser, self._sampler.params
+        n = rows.shape[0]
+        blocks = [slice(at, min(at + MOST_ROWS, n)) for at in range(0, n, MOST_ROWS)]
+        return np.concatenate([self._block(rows[block], first + block.start) for block in blocks])
+
+    def _block(self, rows: Tensor, first: int) -> np.ndarray:
+        (n, stride), chooser, p = rows.shape, self._chooser, self._sampler.params
         self._device.write(self._positions.address, np.arange(first, first + n, dtype=np.int32))
         places = self._each.address, self._history.address
         # No kernel reads tokens.
@@ -50,9 +54,8 @@ class ReplayedRows:
         chooser.launch_digests(rows.address, stride, n, of_digests)
         chooser.launch_choices(rows.address, stride, n, of_choices, p.greedy, edits(p))
         found = self._device.read(chooser.found.address, (n,), np.int32)
-        memory, _ = chooser.digest_memory
-        assert memory.shape[1] == DIGEST_PARTS
-        return np.column_stack([memory[:n, 0, 0], found])
+        # A slot has room for several steps, of several rows each.
+        return np.column_stack([chooser.digest_memory[0][:n, 0, 0], found])
 
     def check(self, read: np.ndarray, first: int) -> None:
         """See :class:`engine.decode.request.RowReader`."""
