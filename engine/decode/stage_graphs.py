@@ -77,7 +77,11 @@ class StageGraphs:
         try:
             for ops, way in zip(self._others, self._ways, strict=True):
                 ticket = way.send([array[slice(rows)] for array in self._rows(self._last)])
-                way.receive(ticket, [array[slice(rows)] for array in self._rows(ops)])
+                try:
+                    way.receive(ticket, [array[slice(rows)] for array in self._rows(ops)])
+                except BaseException:
+                    way.forget(ticket)
+                    raise
             if told is not None:
                 course.tell(_launched(told))
             for i, plan in enumerate(plans):

@@ -43,7 +43,7 @@ class DeviceCrossing:
         self._left = deque(range(SLOTS))
 
     def send(self, arrays: Sequence[Tensor]) -> int:
-        slot = self._left.popleft()
+        slot = self._left[0]
         self._source.follow(self._free[slot])
         at = self._addresses[slot]
         for array in arrays:
@@ -51,7 +51,8 @@ class DeviceCrossing:
             self._source.move(at, array.address, n_bytes)
             at += n_bytes
         self._full[slot].set()
-        return slot
+        # Only now: an error before leaves the slot without a ticket.
+        return self._left.popleft()
 
     def receive(self, ticket: int, arrays: Sequence[Tensor]) -> None:
         self._target.follow(self._full[ticket])
