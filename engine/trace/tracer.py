@@ -75,8 +75,8 @@ class Tracer:
     """Traces tokens of one model.  Its passes are recorded once."""
 
     def __init__(self, model: Model) -> None:
-        """Raises UsageError if the model is divided between devices."""
-        if model.stages:
+        """Raises UsageError if the model is divided between devices, by its layers or by its matrices."""
+        if model.stages or len(model.ops.owners) > 1:
             raise UsageError(
                 "a model that is divided between devices cannot be traced: keep it on one, with a smaller context, or with "
                 'device="cpu".'

@@ -302,6 +302,11 @@ def test_a_model_that_is_divided_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(UsageError, match="divided between devices"):
             llm.trace("a")
         monkeypatch.undo()
+    with (
+        engine.load(n_ctx=64, device="cpu,cpu", split_mode="tensor") as llm,
+        pytest.raises(UsageError, match="divided between devices"),
+    ):
+        llm.trace("a")
 
 
 def test_a_closed_model_forgets_its_tracer() -> None:
