@@ -192,8 +192,10 @@ class StatefulModel(IdentifiedModel):
         if found.layout != values.pages.layout or not found.places:
             return False
 
-        def usable(record: records.ReadRecord | None) -> np.ndarray | None:
-            return record.contents if record is not None and (record.ours or trusted) else None
+        def usable(record: records.ReadRecord | records.Unread) -> np.ndarray | None:
+            if isinstance(record, records.Unread) or not (record.ours or trusted):
+                return None
+            return record.contents
 
         *places, last = found.places
         snapshot = _snapshot(next(map(usable, records.read_all([last], key))))

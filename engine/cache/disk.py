@@ -2,7 +2,7 @@
 
 Each file is a record (``engine/machine/records.py``), and its name is that of the record.  The files that were used least
 recently are removed first.  A file that is damaged is removed when it is read; one that was written with another key is left
-alone and not used.
+alone and not used, and one that the system cannot read is tried again.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import UsageError
+from engine.forks import renew_in_children
 from engine.machine import records, trust
 
 SUFFIX = ".value"
@@ -28,7 +29,8 @@ LOCK_FILE = "lock"
 
 
 class ValueFolder:
-    """Values in a folder, by name.  Threads may share it, but no other process can use it meanwhile."""
+    """Values in a folder, by name.  Threads may share it, but no other process can use it meanwhile, not even one that was
+    forked from this one."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         """limit: the most bytes of all files together.  Raises UsageError if the folder cannot be used."""
@@ -46,11 +48,22 @@ class ValueFolder:
             if problem := trust.problem(folder):
                 raise UsageError(f"{_shown(folder)}, the folder for the cache on disk, is one that {problem}.")
             self._locked = _locked(folder)
-            self._key = trust.secret(folder / KEY_FILE)
-            self._scan()
+            try:
+                self._key = trust.secret(folder / KEY_FILE)
+                self._scan()
+            except BaseException:
+                self._locked.close()
+                raise
         except OSError as error:
             problem = f"the cache on disk cannot be stored in {_shown(folder)}: {error.strerror or error}"
             raise UsageError(f"{problem}; give another folder (cache_disk_path=...).") from None
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a process that was forked: the folder belongs to the other process, whose lock this one must not keep."""
+        self._locked.close()
+        self._lock, self._sizes = threading.Lock(), {}
+        self.n_bytes = self.limit = 0
 
     def _scan(self) -> None:
         found: list[tuple[float, bytes, int]] = []
@@ -79,8 +92,13 @@ class ValueFolder:
         """The bytes of a file; 0 if there is none."""
         return self._sizes.get(name, 0)
 
+    def fits(self, n_bytes: int) -> bool:
+        """Whether a value of so many bytes is stored at all."""
+        return records.HEAD + n_bytes <= self.limit
+
     def write(self, name: bytes, value: np.ndarray) -> None:
-        """Store a value, and remove those that were used least recently if there are too many.  Raises OSError."""
+        """Store a value that :meth:`fits`, and remove those that were used least recently if there are too many.  Raises
+        OSError."""
         n_bytes = records.HEAD + value.nbytes
         if n_bytes > self.limit:
             return
@@ -93,18 +111,21 @@ class ValueFolder:
             self._shrink()
 
     def read(self, names: Sequence[bytes]) -> Iterator[np.ndarray | None]:
-        """The values of names, uint8 [n] each, in their order; None for one that is not there, is damaged, or was written
-        with another key."""
+        """The values of names, uint8 [n] each, in their order; None for one that is not there, is damaged, was written with
+        another key, or cannot be read now."""
         places = [records.RecordPlace(self._path(name), 0, name) for name in names]
         n_bytes = sum(map(self.size, names)) // max(1, len(names))
         for name, record in zip(names, records.read_all(places, self._key, n_bytes), strict=True):
-            if record is None:
+            contents = None
+            if isinstance(record, records.ReadRecord):
+                if record.ours:
+                    self._use(name)
+                    contents = record.contents
+                else:
+                    self._foreign.add(name)
+            elif record is records.Unread.DAMAGED:
                 self._remove(name)
-            elif not record.ours:
-                self._foreign.add(name)
-            else:
-                self._use(name)
-            yield record.contents if record is not None and record.ours else None
+            yield contents
 
     def _use(self, name: bytes) -> None:
         with self._lock:
@@ -131,35 +152,52 @@ class ValueFolder:
         return self._folder / f"{name.hex()}{SUFFIX}"
 
 
-_open: "weakref.WeakValueDictionary[Path, ValueFolder]" = weakref.WeakValueDictionary()
-_opening = threading.Lock()
+class _Folders:
+    """The folders that this process uses."""
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a process that was forked: none, and no thread is opening one."""
+        #: By their real paths, since a folder may have several names.
+        self.open: weakref.WeakValueDictionary[str, ValueFolder] = weakref.WeakValueDictionary()
+        self.lock = threading.Lock()
+
+
+_folders = _Folders()
 
 
 def open_folder(folder: Path, limit: int) -> ValueFolder:
     """The values in a folder, which models of this process share; the limit is that of the latest one.  Raises UsageError if
     the folder cannot be used."""
     folder = folder.expanduser().absolute()
-    with _opening:
-        found = _open.get(folder)
+    name = os.path.realpath(folder)
+    with _folders.lock:
+        found = _folders.open.get(name)
         if found is None:
-            found = _open[folder] = ValueFolder(folder, limit)
+            found = _folders.open[name] = ValueFolder(folder, limit)
         found.limit = limit
         return found
 
 
 def _locked(folder: Path) -> Any:
-    """An open file that keeps other processes from using a folder.  Raises UsageError if one does."""
+    """An open file that keeps other processes from using a folder.  Raises UsageError if one does, and OSError."""
     file = open(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600), "rb")  # noqa: SIM115
     try:
         import fcntl
-    except ImportError:  # Windows
-        return file
-    try:
+
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except ImportError:  # Windows
+        pass
+    except BlockingIOError:
         file.close()
         problem = f"another process uses the cache on disk in {_shown(folder)}"
         raise UsageError(f"{problem}: end it, or give another folder (cache_disk_path=...).") from None
+    except OSError:  # a file system without locks
+        file.close()
+        raise
     return file
 
 

@@ -138,9 +138,18 @@ def _paged_arrays(memory: Any, paged: Mapping[int, Paged]) -> Iterator[Paged]:
 def packed(snapshot: Snapshot) -> np.ndarray:
     """A snapshot as a value, uint8 [n]: its length and the dtypes and shapes of its arrays as a line of JSON, and then the
     arrays."""
-    shapes = [[array.dtype.str, *array.shape] for array in snapshot.arrays]
-    line = np.frombuffer(json.dumps([snapshot.length, shapes]).encode() + b"\n", np.uint8)
+    line = np.frombuffer(_line(snapshot), np.uint8)
     return np.concatenate([line, *(np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in snapshot.arrays)])
+
+
+def packed_bytes(snapshot: Snapshot) -> int:
+    """The bytes of a snapshot as a value."""
+    return len(_line(snapshot)) + snapshot.n_bytes
+
+
+def _line(snapshot: Snapshot) -> bytes:
+    shapes = [[array.dtype.str, *array.shape] for array in snapshot.arrays]
+    return json.dumps([snapshot.length, shapes]).encode() + b"\n"
 
 
 def unpacked(value: np.ndarray) -> Snapshot:

@@ -20,7 +20,7 @@ from engine.cache.pages import NoPages, PagePool, Paging
 from engine.cache.recurrent import Snapshot, States
 from engine.cache.sequence import Sequence
 from engine.cache.types import CHUNK
-from engine.cache.values import kind_of, packed, unpacked
+from engine.cache.values import kind_of, packed, packed_bytes, unpacked
 from engine.decode.slot import Slot
 from engine.decode.slot_values import PIECE, SlotValues, ValuedModel, fits
 from engine.errors import EngineError
@@ -116,13 +116,17 @@ class DiskCache:
     # --- write -----------------------------------------------------------------------------------------------------
 
     def keep(self, sequence: Sequence) -> None:
-        """Queue what memory holds of the text of a sequence."""
-        keys, found = sequence.keys, dict[ValueKey, Snapshot | None]()
+        """Queue what memory holds of the text of a sequence and the folder has room for."""
+        keys, found, fits = sequence.keys, dict[ValueKey, Snapshot | None](), self._folder.fits
         for paging, pool in self._pools.items():
             chunks = paging.span // CHUNK
-            found |= {ValueKey(paging, key): None for key in keys[chunks - 1 :: chunks] if pool.find(key) is not None}
+            if fits(self._values.pages.n_bytes[paging]):
+                found |= {
+                    ValueKey(paging, key): None for key in keys[chunks - 1 :: chunks] if pool.find(key) is not None
+                }
         if self._needs_state:
-            found |= {ValueKey(None, key): self._states.get(key) for key in keys if key in self._states}
+            snapshots = {key: self._states.get(key) for key in keys if key in self._states}
+            found |= {ValueKey(None, key): each for key, each in snapshots.items() if fits(packed_bytes(each))}
         with self._changed:
             for each, value in found.items():
                 if not self._stored(each):

@@ -12,6 +12,7 @@ The hash finds damage.  The MAC tells whether the record was written with the sa
 contents with another one may be anything that somebody made up, with a hash that agrees.
 """
 
+import enum
 import hashlib
 import hmac
 import os
@@ -44,6 +45,14 @@ AHEAD = 6
 
 class Damaged(Exception):
     """A record that is not there, is cut off, or has other contents than when it was written."""
+
+
+class Unread(enum.Enum):
+    """Why the contents of a record are not known: it is damaged (:class:`Damaged`), or the system could not read it, which
+    says nothing about the file: there may be too many open files, or no permission."""
+
+    DAMAGED = 0
+    UNREADABLE = 1
 
 
 class RecordPlace(NamedTuple):
@@ -79,7 +88,7 @@ def write(file: IO[bytes], name: bytes, contents: np.ndarray, key: bytes) -> int
 
 
 def read(place: RecordPlace, key: bytes) -> ReadRecord:
-    """Read a record.  Raises Damaged."""
+    """Read a record.  Raises Damaged, and OSError if the system cannot read a file that is there."""
     try:
         with open(place.path, "rb", buffering=0) as file:
             file.seek(place.offset)
@@ -96,15 +105,15 @@ def read(place: RecordPlace, key: bytes) -> ReadRecord:
                 if not count:
                     raise Damaged
                 at += count
-    except OSError as error:
+    except FileNotFoundError as error:
         raise Damaged from error
     if hashlib.sha256(contents.data).digest() != signed[-32:]:
         raise Damaged
     return ReadRecord(contents, hmac.compare_digest(_mac(signed, key), head[len(signed) :]))
 
 
-def read_all(places: Sequence[RecordPlace], key: bytes, n_bytes: int = 0) -> Iterator[ReadRecord | None]:
-    """Read records with several threads, in their order; None for one that is damaged.  Some are read ahead.
+def read_all(places: Sequence[RecordPlace], key: bytes, n_bytes: int = 0) -> Iterator[ReadRecord | Unread]:
+    """Read records with several threads, in their order, or why one cannot be read.  Some are read ahead.
 
     n_bytes: about how many bytes a record has; 0: many.
     """
@@ -114,7 +123,7 @@ def read_all(places: Sequence[RecordPlace], key: bytes, n_bytes: int = 0) -> Ite
     n_threads = min(MOST_READERS, available_cores(), max(1, -(-len(places) // each)))
     ahead = n_threads * (AHEAD if each > 1 else 2)
     with ThreadPoolExecutor(n_threads, "records") as threads:
-        coming: deque[Future[list[ReadRecord | None]]] = deque()
+        coming: deque[Future[list[ReadRecord | Unread]]] = deque()
         try:
             while True:
                 while len(coming) < ahead and (task := next(tasks, None)) is not None:
@@ -127,14 +136,16 @@ def read_all(places: Sequence[RecordPlace], key: bytes, n_bytes: int = 0) -> Ite
                 waiting.cancel()
 
 
-def _read_task(places: Sequence[RecordPlace], key: bytes) -> list[ReadRecord | None]:
-    """Read records; None for one that is damaged."""
-    found: list[ReadRecord | None] = []
+def _read_task(places: Sequence[RecordPlace], key: bytes) -> list[ReadRecord | Unread]:
+    """Read records, or find out why one cannot be read."""
+    found: list[ReadRecord | Unread] = []
     for place in places:
         try:
             found.append(read(place, key))
         except Damaged:
-            found.append(None)
+            found.append(Unread.DAMAGED)
+        except OSError:
+            found.append(Unread.UNREADABLE)
     return found
 
 

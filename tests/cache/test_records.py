@@ -1,7 +1,10 @@
 """Values in files: what is damaged, cut off or written with another key is noticed, and folders stay within their limit."""
 
+import errno
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.cache.disk import KEY_FILE, SUFFIX, ValueFolder, open_folder
 from engine.cache.recurrent import Snapshot
-from engine.cache.values import packed, unpacked
+from engine.cache.values import packed, packed_bytes, unpacked
 from engine.errors import UsageError
 from engine.machine import records, trust
 from tests.tiers import examples
@@ -61,8 +64,10 @@ def test_records_of_a_file_are_read_in_their_order(tmp_path: Path) -> None:
             records.write(file, places[-1].name, VALUE[: 100 * i], KEY)
     wrong = places[7]._replace(name=NAME)
     found = list(records.read_all([*places, wrong], KEY))
-    assert found[-1] is None
-    assert [each.contents.size for each in found if each is not None] == [100 * i for i in range(40)]
+    assert found[-1] is records.Unread.DAMAGED
+    assert [each.contents.size for each in found if isinstance(each, records.ReadRecord)] == [
+        100 * i for i in range(40)
+    ]
 
 
 def test_names_say_where_parts_end() -> None:
@@ -88,7 +93,9 @@ def test_a_snapshot_is_a_value(shapes: list[list[int]], length: int) -> None:
     random = np.random.default_rng(length)
     arrays = [random.standard_normal(shape, np.float32) for shape in shapes]
     arrays += [np.arange(5, dtype=np.uint16)]
-    found = unpacked(packed(Snapshot(length, arrays)))
+    value = packed(Snapshot(length, arrays))
+    assert packed_bytes(Snapshot(length, arrays)) == value.nbytes
+    found = unpacked(value)
     assert found.length == length
     for array, again in zip(arrays, found.arrays, strict=True):
         assert (array.dtype, array.shape, array.tobytes()) == (again.dtype, again.shape, again.tobytes())
@@ -193,6 +200,116 @@ def test_a_folder_has_one_process(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     with pytest.raises(UsageError, match=r"another process uses the cache on disk in .*: end it, or give"):
         ValueFolder(tmp_path, 100)
+
+
+def test_a_folder_may_have_several_names(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder, target_is_directory=True)
+    values = open_folder(folder, 100)
+    assert open_folder(link, 200) is values
+    assert open_folder(folder / ".." / "folder", 300) is values and values.limit == 300
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (BlockingIOError(errno.EWOULDBLOCK, "held"), "another process uses the cache on disk"),
+        (
+            OSError(errno.ENOLCK, "No locks available"),
+            "cannot be stored in .*: No locks available; give another folder",
+        ),
+    ],
+)
+def test_a_lock_that_fails(error: OSError, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    files: list[Any] = []
+
+    def fail(file: Any, operation: int) -> None:
+        files.append(file)
+        raise error
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(UsageError, match=sentence):
+        ValueFolder(tmp_path, 100)
+    assert [file.closed for file in files] == [True]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: ValueFolder) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ValueFolder, "_scan", fail)
+        with pytest.raises(UsageError, match="Input/output error"):
+            ValueFolder(tmp_path, 100)
+    ValueFolder(tmp_path, 100)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_read_is_kept(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **named: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    values = ValueFolder(tmp_path, 10**6)
+    values.write(NAME, VALUE)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "open", fail, raising=False)
+        assert list(values.read([NAME])) == [None]
+    assert NAME in values and values.n_bytes == records.HEAD + VALUE.nbytes
+    (found,) = values.read([NAME])
+    assert found is not None and found.tobytes() == VALUE.tobytes()
+
+
+def in_child(check: Any) -> None:
+    """Run a check in a forked process."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            check()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def write_and_fork(folder: Path) -> None:
+    """Write a value to a folder that a forked process cannot use."""
+    values = open_folder(folder, 10**6)
+    values.write(NAME, VALUE)
+
+    def refused() -> None:
+        assert NAME not in values
+        values.write(NAME, VALUE[:1])
+        with pytest.raises(UsageError, match="another process uses"):
+            open_folder(folder, 10**6)
+
+    in_child(refused)
+    (found,) = values.read([NAME])
+    assert found is not None and found.tobytes() == VALUE.tobytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_neither_the_folder_nor_its_lock(tmp_path: Path) -> None:
+    write_and_fork(tmp_path)
+    gc.collect()
+    values = open_folder(tmp_path, 10**6)
+    # A process that lives on after this one does not keep others from the folder.
+    end, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(begin)
+        os.read(end, 1)
+        os._exit(0)
+    os.close(end)
+    del values
+    gc.collect()
+    try:
+        assert NAME in open_folder(tmp_path, 10**6)
+    finally:
+        os.close(begin)
+        os.waitpid(child, 0)
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

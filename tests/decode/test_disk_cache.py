@@ -140,6 +140,19 @@ def test_the_folder_stays_within_its_size(tmp_path: Path) -> None:
         assert len(stored(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("model", ["pycoder", "pycoder-moe-mtp"])
+def test_what_is_too_large_is_not_queued(model: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"n_ctx": 512, "device": "cpu", "cache_disk": 4000, "cache_disk_path": tmp_path}
+    with engine.load(model, **given) as llm:
+        disk = llm.disk
+        assert disk is not None
+        disk._identified.wait()
+        with llm.lock:  # the thread needs it to copy pages
+            llm.complete(IDS, **OPTIONS)
+            assert llm.slots.current.sequence.keys and not disk._queue
+    assert not stored(tmp_path)
+
+
 def test_what_is_computed_faster_is_not_read(runs: Runs, tmp_path: Path) -> None:
     runs(IDS)
     gc.collect()
