@@ -23,9 +23,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @cache
 def facts(name: str) -> Any:
-    if name in ("step", "lanes", "warpgroup"):
+    if name in ("step", "lanes", "warpgroup", "loads"):
         pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
-    if name in ("lanes", "warpgroup"):
+    if name in ("lanes", "warpgroup", "loads"):
         pytest.importorskip("greenlet", reason="the simulator needs the extra simulator")
     return figures.module(name).facts()
 
@@ -295,6 +295,53 @@ def test_answers_part_because_of_sums() -> None:
     assert tree[0] > tree[1] and loop[1] > loop[0]
     assert abs(tree[0] - loop[0]) < 0.1 and abs(tree[1] - loop[1]) < 0.1  # roundings, not another model
     assert found["tree"] != found["loop"] and found["parted"] > 0
+
+
+def test_an_answer_begins_with_the_most_probable_token() -> None:
+    from docs.figures import bundled
+    from docs.figures.answer import PROMPT
+
+    found, llm = facts("answer"), bundled.model()
+    assert llm.detokenize(found["ids"]) == PROMPT and len(found["tokens"]) == len(found["ids"])
+    first = llm.complete(PROMPT, max_tokens=1, temperature=0, logprobs=3).logprobs[0]
+    shares = [f"{100 * np.exp(entry.logprob):.1f} %" for entry in first.top]
+    assert found["best"] == [[bundled.piece(entry.id), share] for entry, share in zip(first.top, shares, strict=True)]
+    assert found["answer"][0] == found["best"][0][0] and "".join(found["answer"]).strip("⏎") == "␣a␣+␣b"
+
+
+def test_the_law_adds_in_the_orders_that_are_drawn() -> None:
+    from docs.figures.orders import POSITIONS, UNITS
+
+    found = facts("orders")
+    assert sum(found["chains"], []) == list(range(UNITS)) and len(found["chains"]) == 8
+    assert sum(found["groups"], []) == list(range(0, POSITIONS, 64))
+    assert [chunks[0] for chunks in found["groups"]] == list(range(0, POSITIONS, 512))
+
+
+def test_a_slot_is_used_again_as_soon_as_it_is_free() -> None:
+    from docs.figures.timeline import REQUESTS, WAYS
+
+    found, counts = facts("timeline"), list(REQUESTS.values())
+    for way, steps in found.items():
+        assert all(len(row) == WAYS[way][0] for row in steps)
+        assert {name: sum(name in row for row in steps) for name in REQUESTS} == REQUESTS
+    assert len(found["one"]) == sum(counts)
+    assert len(found["fixed"]) == max(counts[:3]) + max(counts[3:])
+    steps, waiting = found["continuous"], set(REQUESTS)
+    for row in steps:
+        waiting -= set(row)
+        assert "" not in row or not waiting, "a request waits although a slot is free"
+    assert len(steps) == max(counts)
+
+
+def test_loads_of_a_warp() -> None:
+    from docs.figures.loads import sectors
+
+    one, two, three, four = facts("loads").values()
+    blocks = [[first // 144 for first, _ in loads] for loads in (one, two, three, four)]
+    assert [len(set(found)) for found in blocks] == [32, 32, 1, 4]
+    assert sectors(one) == 32 * [1] and sectors(two) == 32 * [4]
+    assert sum(sectors(three)) == 32 * 4 and sum(sectors(four)) == 32 * 16
 
 
 # --- pages -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,10 @@ FIGURES = {
     "sampling": "docs.figures.sampling",
     "record": "docs.figures.record",
     "step": "docs.figures.step",
+    "answer": "docs.figures.answer",
+    "orders": "docs.figures.orders",
+    "timeline": "docs.figures.timeline",
+    "loads": "docs.figures.loads",
 }
 """The module of each figure that is drawn twice, for a light and for a dark page."""
 

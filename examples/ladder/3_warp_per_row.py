@@ -6,7 +6,7 @@
 Against step 2: the 32 words of a block are read by the 32 lanes of a warp, one each.  Each lane multiplies its eight weights.
 Then the lanes add their integers: ``lanes_sum`` is one instruction, and exact in any order.
 
-Bytes: one load of the warp is 128 neighbouring bytes, four sectors, all of them used.
+Bytes: one load of the warp is 128 neighbouring bytes, in four or five sectors.
 Instructions: more for each weight than in step 2, because 32 lanes compute the scales and the float part of the same block.
 Latency: 32 times as many threads, so a multiprocessor has other warps to run while one waits.
 """
