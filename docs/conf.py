@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # the Python reference is made of docstrings
 sys.path.insert(0, str(HERE / "_ext"))
 
 _package = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -13,10 +14,7 @@ project = _package["name"]
 release = version = _package["version"]
 copyright = "the bitmirror contributors"
 
-# The Python reference is made of docstrings.
-sys.path.insert(0, str(HERE.parent))
-
-extensions = ["myst_parser", "figures", "mathml", "quotations"]
+extensions = ["myst_parser", "documented", "figures", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"

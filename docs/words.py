@@ -1,7 +1,7 @@
 """The words of the book by part and chapter: ``python -m docs.words``.
 
 What is counted is what a reader reads as text: sentences, headings, lists and tables, with the captions of pictures.  Code,
-formulas on lines of their own, and the targets of links are not.
+formulas on lines of their own, the targets of links, and docstrings (``docs/documented.py``) are not.
 """
 
 import argparse
@@ -45,6 +45,7 @@ def words(text: str) -> int:
         directive = block["info"].startswith(("{note}", "{glossary}"))
         return re.sub(r"^:.*$", "", block["body"], flags=re.M) if directive else ""
 
+    text = re.sub(r"<!-- documented: .*?<!-- end of documented -->", "", text, flags=re.S)
     text = FENCE.sub(caption, text)
     text = re.sub(r"<!--.*?-->|<picture>.*?</picture>|^\$\$\n.*?^\$\$$", "", text, flags=re.M | re.S)
     text = re.sub(r"\]\([^)]*\)", "]", text)

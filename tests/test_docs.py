@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitmirror import completion
-from docs import included, tables
+from docs import documented, included, tables
 from engine import bench, parity
 from engine.cli import embed, flags, models, serve_flags, synthetic, trace, verify
 from engine.cli.compile import parser as compile_parser
@@ -43,7 +43,8 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    text = page.read_text(encoding="utf-8")
+    """The blocks of a page, but not those of docstrings, whose examples ``tests/test_api.py`` runs."""
+    text = documented.PLACE.sub(lambda place: "\n" * place[0].count("\n"), page.read_text(encoding="utf-8"))
     for match in FENCE.finditer(text):
         yield Block(page, text.count("\n", 0, match.start()) + 1, match["info"].strip(), match["body"])
 
@@ -179,6 +180,57 @@ def test_the_tables_of_the_server_are_those_of_the_code() -> None:
     text = tables.PAGE.read_text(encoding="utf-8")
     assert tables.filled(text) == text, "serving.md is out of date; run: python -m docs.tables"
     assert {place[2] for place in tables.PLACE.finditer(text)} == set(tables.TABLES)
+
+
+def test_the_reference_has_the_signatures_and_docstrings_of_today() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert documented.filled(text) == text, "api.md is out of date; run: python -m docs.documented"
+    assert text.count("<!-- documented:") == len(documented.PLACE.findall(text)), "api.md has a comment with a mistake"
+    assert "{eval-rst}" not in text, "api.md has a directive that GitHub does not show; see docs/documented.py"
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    docstring = """One line with ``code``, :meth:`LLM.generate`, <this> and 2**64.
+
+Parameters
+----------
+a, b : int
+    First.
+    Still first.
+
+    Second paragraph.
+**rest
+    Others.
+
+Examples
+--------
+>>> 1 + 1
+2
+
+Text.
+"""
+    assert "\n".join(documented.markdown(docstring)).splitlines() == [
+        *(r"One line with `code`, `LLM.generate`, \<this> and 2\*\*64.", "", "**Parameters**", ""),
+        *("- `a`, `b` (int): First. Still first.", "", "  Second paragraph.", "- `**rest`: Others.", ""),
+        *("**Examples**", "", "```pycon", ">>> 1 + 1", "2", "```", "", "Text."),
+    ]
+
+
+def test_a_signature_has_names_and_defaults() -> None:
+    def short(self: object, a: int, *more: int, b: str = "x", **others: int) -> None: ...
+
+    def long(a: int, /, b: int = 1, *, c: str = "c" * 70, d: None = None) -> None: ...
+
+    def lines(found: Callable[..., None]) -> list[str]:
+        return list(documented.signature("f", found))[1:-2]
+
+    assert lines(short) == ["f(a, *more, b='x', **others)"]
+    assert lines(long) == ["f(", f"    a, /, b=1, *, c='{'c' * 70}',", "    d=None,", ")"]
+
+
+def test_the_book_has_directives_in_place_of_the_reference() -> None:
+    text = "A\n\n<!-- documented: class a.B()\n:members: c, d\n-->\nTEXT\n<!-- end of documented -->\n\nZ\n"
+    assert documented.directives(text) == ("A\n\n```{eval-rst}\n.. autoclass:: a.B()\n   :members: c, d\n```\n\nZ\n")
 
 
 def test_the_readme_lists_every_room() -> None:
