@@ -1,15 +1,19 @@
 """Devices: their names, and that a GPU that is missing, too old or too small is reported in one sentence."""
 
+import ctypes
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import engine
@@ -20,7 +24,7 @@ from engine.errors import ContextError, DeviceError, UsageError
 from engine.run import main
 from engine.speculative.draft_model import DraftModel
 from tests.conftest import REPOSITORY
-from tests.fake_driver import FakeDriver, Result
+from tests.fake_driver import FakeDriver, Names, Result
 
 Capture = pytest.CaptureFixture[str]
 
@@ -250,6 +254,74 @@ class ContextDriver(FakeDriver):
     def cuDevicePrimaryCtxRelease(self, index: int) -> Any:
         self.uses[index] -= 1
         return (Result.CUDA_SUCCESS,)
+
+
+@dataclass
+class LaunchingDriver(FakeDriver):
+    """Also keeps the sizes, attributes and arguments of launches: the bytes of ``n_arguments`` ones."""
+
+    n_arguments: int = 0
+    launches: list[Any] = field(default_factory=list)
+    result: Result = Result.CUDA_SUCCESS
+
+    CUlaunchAttributeID = Names()
+    CUlaunchConfig = SimpleNamespace
+
+    def CUlaunchAttribute(self) -> Any:
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def cuModuleLoadData(self, code: bytes) -> Any:
+        return Result.CUDA_SUCCESS, "module"
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> Any:
+        return Result.CUDA_SUCCESS, "function"
+
+    cuFuncSetAttribute = FakeDriver._nothing
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, addresses: int, extra: int) -> Any:
+        given = (ctypes.c_uint64 * self.n_arguments).from_address(addresses)
+        grid, block = (config.gridDimX, config.gridDimY, config.gridDimZ), config.blockDimX
+        attributes = [attribute.id.removeprefix("CU_LAUNCH_ATTRIBUTE_") for attribute in config.attrs]
+        assert config.numAttrs == len(attributes) and config.blockDimY == config.blockDimZ == 1
+        self.launches.append((grid, block, attributes, [ctypes.string_at(address, 8) for address in given]))
+        return (self.result,)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_what_a_kernel_is_launched_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own sizes and arguments, also after others, and with an attribute if it may overlap with the kernel before it."""
+    from engine.cuda.runtime import compiler
+    from engine.cuda.runtime import device as module
+
+    use(driver := LaunchingDriver(n_arguments=5), monkeypatch)
+    monkeypatch.setattr(module, "cubin", lambda specialization, compute_capability: (b"code", "kernel", False))
+    monkeypatch.setattr(module, "_FUNCTIONS", {})
+    kinds = compiler.F32P, compiler.i32, compiler.u32, compiler.f32, compiler.u64
+    many = compiler.Kernel("many", kinds, lambda: None)()
+    few = compiler.Kernel("few", (compiler.U8P, compiler.i32), lambda: None)()
+    device: Any = module.Device()
+    device.launch(many, (7, 6), 96, (1 << 40, -3, 0xFFFFFFFF, np.float32(0.1), 2**64 - 1))
+    device.launch(few, 5, 32, (np.uint64(9), np.int32(-(2**31))), percent=70)
+    device.finish()
+    device.launch(many, (1, 2, 3), 64, (0, True, 1, 2, 0))
+    overlap, share = "PROGRAMMATIC_STREAM_SERIALIZATION", "PREFERRED_SHARED_MEMORY_CARVEOUT"
+    form = struct.Struct("=Q i4x I4x f4x Q")
+    found = [(*launch[:3], b"".join(launch[3])) for launch in driver.launches]
+    assert found[0] == ((7, 6, 1), 96, [], form.pack(1 << 40, -3, 0xFFFFFFFF, 0.1, 2**64 - 1))
+    assert found[1][:3] == ((5, 1, 1), 32, [overlap, share])
+    assert found[1][3][:16] == struct.pack("=Q i4x", 9, -(2**31))
+    assert found[2] == ((1, 2, 3), 64, [], form.pack(0, 1, 1, 2.0, 0))
+    for end, attributes in ((False, [overlap]), (True, [])):
+        if end:
+            device.finish()
+        device.launch(many, 1, 64, (0, 0, 0, 0, 0))
+        assert driver.launches[-1][2] == attributes
+    for wrong in ((0, 0, 0, 0), (0, 2**31, 0, 0, 0), (0, 0, -1, 0, 0), (0, 0.5, 0, 0, 0)):
+        with pytest.raises(struct.error):
+            device.launch(many, 1, 64, wrong)
+    driver.result = Result.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DeviceError, match="reported illegal address during the launch of few;"):
+        device.launch(few, 1, 32, (0, 0))
 
 
 @pytest.mark.usefixtures("gpus")

@@ -8,7 +8,6 @@ capability 9.0 a kernel may start before the previous kernel has ended (programm
 
 import contextlib
 import ctypes
-import functools
 import gc
 import math
 import time
@@ -19,7 +18,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.cuda.runtime.compiler import SHARED_OF_DRIVER, Kernel, Specialization, cubin
+from engine.cuda.runtime.arguments import ArgumentMemory
+from engine.cuda.runtime.compiler import SHARED_OF_DRIVER, Specialization, cubin
 from engine.cuda.runtime.driver import OLDEST, bindings, describe, require_gpu, value
 from engine.cuda.runtime.kinds import Handle
 from engine.errors import DeviceError, DeviceMemoryError
@@ -38,8 +38,6 @@ STAGING = 1 << 20
 CONTEXT = 512 << 20
 """Bytes that a limit of memory counts for the context, which takes them before the driver can be asked what is free."""
 
-_CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
-
 
 def shared_percent(shared: int, blocks: int, most: int) -> int:
     """The percentage of a multiprocessor's fast memory that a kernel prefers as shared memory, so that ``blocks`` blocks with
@@ -48,12 +46,6 @@ def shared_percent(shared: int, blocks: int, most: int) -> int:
     each = shared + SHARED_OF_DRIVER
     resident = min(max(1, blocks), whole // each)
     return max(SHARED_PERCENT, -(-100 * resident * each // whole)) if shared else SHARED_PERCENT
-
-
-@functools.cache
-def _kinds(kernel: Kernel) -> tuple[type, ...]:
-    """C types of a kernel's arguments."""
-    return tuple(_CTYPES.get(str(type_), ctypes.c_void_p) for type_ in kernel.arguments)
 
 
 class Buffer:
@@ -159,7 +151,12 @@ class Device:
         self._functions = _FUNCTIONS.setdefault(index, {})
         self._overlap = self.compute_capability >= (9, 0)
         self._first = True
-        self._last = "nothing"
+        #: What was launched last, for errors: a kernel or words.
+        self._latest: Specialization | str = "nothing"
+        self._arguments = ArgumentMemory()
+        #: What a launch says of its kernel, by whether it may start before the previous kernel has ended and by the
+        #: percentage of fast memory that it prefers as shared memory.
+        self._configs: dict[tuple[bool, int], Handle] = {}
         #: The pinned buffer for asynchronous copies, and the number of its bytes in use.
         self._staging: np.ndarray | None = None
         self._staged_bytes = 0
@@ -467,15 +464,28 @@ class Device:
             self.on_launch(specialization.name)
         self._use()
         function = self.load(specialization)
+        overlaps = self._overlap and not self._first
+        config = self._configs.get((overlaps, percent)) or self._config(overlaps, percent)
+        sizes = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)
+        config.gridDimX, config.gridDimY, config.gridDimZ = sizes[:3]
+        config.blockDimX = block
+        config.sharedMemBytes = specialization.shared
+        self._arguments.write(specialization.kernel, arguments)
+        self._first = False
+        self._latest = specialization
+        (status,) = self._driver.cuLaunchKernelEx(config, function, self._arguments.addresses, 0)
+        if int(status) != 0:
+            self._check((status,), f"the launch of {specialization.name}")
+
+    def _config(self, overlaps: bool, percent: int) -> Handle:
+        """What launches say of kernels with these two properties; sizes are added by each launch.  Creating one takes longer
+        than a launch."""
         driver = self._driver
         config = driver.CUlaunchConfig()
-        sizes = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
-        config.gridDimX, config.gridDimY, config.gridDimZ = sizes
-        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-        config.sharedMemBytes = specialization.shared
+        config.blockDimY = config.blockDimZ = 1
         config.hStream = self._stream
         attributes = []
-        if self._overlap and not self._first:
+        if overlaps:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -487,15 +497,13 @@ class Device:
             attributes.append(attribute)
         config.attrs = attributes
         config.numAttrs = len(attributes)
-        self._first = False
-        self._last = specialization.name
-        kinds = _kinds(specialization.kernel)
-        values = tuple(
-            int(a) if kind is not ctypes.c_float else float(a) for a, kind in zip(arguments, kinds, strict=True)
-        )
-        self._check(
-            driver.cuLaunchKernelEx(config, function, (values, kinds), 0), f"the launch of {specialization.name}"
-        )
+        return self._configs.setdefault((overlaps, percent), config)
+
+    @property
+    def _so_far(self) -> str:
+        """What has been launched, for errors."""
+        last = self._latest
+        return f"the kernels up to {last if isinstance(last, str) else last.name}"
 
     def finish(self) -> None:
         """Let the next kernel start only after everything launched so far has ended."""
@@ -504,7 +512,7 @@ class Device:
     def synchronize(self, what: str = "") -> None:
         """Wait until everything launched has ended.  Raises DeviceError if an operation has failed."""
         self._use()
-        self._check(self._driver.cuStreamSynchronize(self._stream), what or f"the kernels up to {self._last}")
+        self._check(self._driver.cuStreamSynchronize(self._stream), what or self._so_far)
         self._first = True
 
     def is_idle(self) -> bool:
@@ -513,7 +521,7 @@ class Device:
         (status,) = self._driver.cuStreamQuery(self._stream)
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
-        self._check((status,), f"the kernels up to {self._last}")
+        self._check((status,), self._so_far)
         return True
 
     @contextlib.contextmanager
@@ -551,7 +559,7 @@ class Device:
     def elapsed(self, start: Handle, end: Handle) -> float:
         """Seconds between two events.  Waits for the second one."""
         self._use()
-        self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
+        self._check(self._driver.cuEventSynchronize(end), self._so_far)
         return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
 
 
@@ -567,7 +575,7 @@ class Graph:
         """Launch the graph after everything launched so far."""
         device = self._device
         device._use()
-        device._last = "the last of a captured pass (python -m engine.parity MODEL finds which)"
+        device._latest = "the last of a captured pass (python -m engine.parity MODEL finds which)"
         device._check(device._driver.cuGraphLaunch(self.executable, device._stream), "the start of a captured pass")
         device._first = True
 

@@ -17,6 +17,7 @@ from numba import types
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device as real
 from engine.cuda.runtime import driver
+from engine.cuda.runtime.arguments import layout
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer
 from engine.cuda.runtime.driver import DeviceInfo
@@ -235,6 +236,7 @@ class SimulatedDevice:
             self.capturing.launches.append((self, specialization, grid, block, arguments))
             return
         assert specialization.shared <= self.shared_memory
+        layout(specialization.kernel).pack(*arguments)  # every argument fits its type, which the driver cannot check
         if self.on_launch:
             self.on_launch(specialization.name)
         pairs = zip(specialization.kernel.arguments, arguments, strict=True)
