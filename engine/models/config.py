@@ -1,6 +1,7 @@
 """The immutable configuration of a model, with a mixer and a network for each layer."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from engine.models.mixer_config import MixerConfig
@@ -147,7 +148,7 @@ class ModelConfig:
         """The prefixes of the tensors of layers that draft in the file of the trunk."""
         return tuple(f"blk.{il}." for il in range(self.n_layer, self.n_layer + self.n_mtp_in_file))
 
-    @property
+    @cached_property
     def owners(self) -> tuple[int, ...]:
         """The layers that have their own cache, in ascending order.  The index of the first layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)

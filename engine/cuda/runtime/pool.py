@@ -1,5 +1,6 @@
 """A pool of device memory for intermediate results."""
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 
 from engine.cuda.runtime.device import Buffer, Device
@@ -19,6 +20,8 @@ class Pool:
         self._device = device
         self._owned: list[Buffer] = []
         self._free: dict[int, list[int]] = defaultdict(list)
+        #: The sizes of the large blocks, in rising order.
+        self._large: list[int] = []
 
     @property
     def n_bytes(self) -> int:
@@ -30,12 +33,24 @@ class Pool:
         requested size, so that passes of fewer rows reuse the memory of the largest pass."""
         size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < LARGE else -(-n_bytes // LARGE) * LARGE
         if size >= LARGE:
-            size = min((s for s, free in self._free.items() if free and size <= s <= 8 * size), default=size)
+            size = self._free_size(size)
         free = self._free[size]
         if not free:
+            if size >= LARGE and size not in self._large:
+                insort(self._large, size)
             self._owned.append(self._device.allocate(size, "intermediate results"))
             free.append(self._owned[-1].address)
         return Loan(free.pop(), free)
+
+    def _free_size(self, size: int) -> int:
+        """The size of the smallest large block that is free, if one has at least ``size`` bytes and at most eight times as
+        many; else ``size``."""
+        for found in self._large[bisect_left(self._large, size) :]:
+            if found > 8 * size:
+                break
+            if self._free[found]:
+                return found
+        return size
 
 
 class Loan:

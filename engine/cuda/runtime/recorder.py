@@ -3,7 +3,6 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -115,23 +114,25 @@ class Recorder:
     ) -> None:
         """Record a launch.  The kernel receives the addresses of arrays and matrices among the arguments.  outputs: the
         arrays that it writes, under the names that :class:`engine.cuda.runtime.tensor.Launch` lists."""
-        plain = tuple(a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments)
+        plain = tuple([a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments])
         assert self._launches is not None, "operations belong into a pass: Backend.run or Backend.record"
         self._added = None
         # Record addresses only, so that the results are not kept alive and later launches can reuse their memory.
-        written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values())
-        launch = Launch(kernel, grid, block, plain, written, tuple(outputs), device=self._number, stretch=self._stretch)
+        written = tuple([Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values()])
+        names = tuple(outputs)
+        launch = Launch(kernel, grid, block, plain, written, names, False, self._number, self._stretch)
         self._launches.append(launch)
 
     def finish(self) -> None:
         """Let the next launch start only after the latest one has ended."""
         assert self._launches
-        self._launches[-1] = replace(self._launches[-1], finishes=True)
+        self._launches[-1] = self._launches[-1]._replace(finishes=True)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = f32) -> Tensor:
         """An uninitialized array for a result."""
-        loan = self._pool.take(math.prod(shape) * np.dtype(dtype).itemsize)
-        return Tensor(loan.address, shape, np.dtype(dtype), loan)
+        dtype = np.dtype(dtype)
+        loan = self._pool.take(math.prod(shape) * dtype.itemsize)
+        return Tensor(loan.address, shape, dtype, loan)
 
     def int8(self, unit: int, rows: int, columns: int, *, layout: int = quantize.NARROW) -> Int8:
         """Uninitialized arrays for activations [rows, columns] as int8, with a scale for every ``unit`` values."""

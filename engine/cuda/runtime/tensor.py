@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -65,8 +65,7 @@ Argument: TypeAlias = Tensor | DeviceWeight | float
 array."""
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel of a recorded pass.
 
     ``outputs`` are the arrays that it writes, which are valid until a later launch reuses their memory.  ``names`` are their
