@@ -351,7 +351,7 @@ class CachedModel:
         if not slot.sequence.intact:
             self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
         part = PrefillSlice(slot, tokens.tolist(), n_logits, stops)
-        passing = self.with_pages(slot, lambda: PrefillPass(self.model, [part]))
+        passing = self.with_pages(slot, lambda: PrefillPass(self.model, [part], at_once=True))
         passing.advance(passing.pieces)
         (logits,) = passing.finish()
         part.commit()

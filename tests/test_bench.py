@@ -281,12 +281,12 @@ def test_what_a_test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     calls: list[tuple[int, int, int]] = []
     split = llm.model.split
 
-    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *given: Any) -> Any:
+    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *given: Any, **options: Any) -> Any:
         assert tokens.dtype == positions.dtype == np.int32
         assert positions.tolist() == list(range(positions[0], positions[0] + tokens.size))
         assert tokens.max() < llm.config.n_vocab
         calls.append((int(positions[0]), tokens.size, n_logits))
-        return split(tokens, positions, n_logits, *given)
+        return split(tokens, positions, n_logits, *given, **options)
 
     monkeypatch.setattr(llm.model, "split", recorded)
     assert len(bench.measure(llm, 0, 3, 100, repetitions=2)) == 2

@@ -293,8 +293,15 @@ class Backend(
             return None
         return np.array(result) if out is None else self.download(result, out)
 
-    def split(self, forward: Forward[np.ndarray], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> WholePass:
-        """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""
+    def split(
+        self,
+        forward: Forward[np.ndarray],
+        batch: Batch[np.ndarray],
+        n_logits: int,
+        most: int = 0,
+        at_once: bool = False,
+    ) -> WholePass:
+        """The pass that ``run`` runs, which begins with ``advance`` and has a single piece.  at_once: has no effect."""
         return WholePass(partial(self.run, forward, batch, n_logits, None, most))
 
     def mark(self) -> NoMark:

@@ -309,13 +309,16 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         most: the number of rows of the model's largest prefill pass, 0: ``max_rows``.
         out: the array that the result is written to, None: a new one.
         """
-        passing = self._prepared(forward, batch, n_logits, inputs, most)
+        passing = self._prepared(forward, batch, n_logits, inputs, most, True)
         passing.advance(passing.pieces)
         return passing.logits(True, out)
 
-    def split(self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPlan:
-        """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one."""
-        return self._prepared(forward, batch, n_logits, None, most)
+    def split(
+        self, forward: Forward[Tensor], batch: Batch[np.ndarray], n_logits: int, most: int = 0, at_once: bool = False
+    ) -> SplitPlan:
+        """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one.  at_once: whether to
+        start a pass that has to be recorded meanwhile."""
+        return self._prepared(forward, batch, n_logits, None, most, at_once)
 
     def mark(self) -> Mark:
         return self.device.mark()
@@ -327,8 +330,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         n_logits: int,
         inputs: Batch[Tensor] | None,
         most: int,
+        at_once: bool,
     ) -> SplitPlan:
-        """A pass whose inputs are in place."""
+        """A pass whose inputs are in place; at_once: see :meth:`split`."""
         prefill = batch.role is Role.PREFILL
         if not prefill and self._occupant is not None:
             self._occupant.leave(inputs is None)
@@ -342,7 +346,6 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         elif prefill:
             asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
         place = self._place(batch.role, inputs)
-        plan = self.plan(forward, rows, asked, inputs, batch.mixed, batch.role, most)
         # A stage after another one finds the rows of the pass in place.
         if self._written.get(place.tokens.address) is not batch:
             pairs = [
@@ -360,13 +363,15 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
                 more = rows - batch.rows
                 self.device.write(target.address, np.pad(numbers, (0, more), "edge") if more else numbers)
             self._written[place.tokens.address] = batch
+        most = most or self.max_rows
+        plan, is_started = self.plans.prepare(forward, place, rows, asked, most, batch.mixed, batch.role, at_once)
         wanted: list[Tensor] = []
         if plan.result is not None and n_logits:
             if batch.ends is not None and not prefill:  # a decode pass returns the logits of all rows
                 wanted = [plan.result[end - 1 : end] for end in batch.ends.tolist()]
             else:
                 wanted = [plan.result[: batch.rows if batch.mixed and not prefill else n_logits]]
-        passing = SplitPlan(plan, self, wanted, not prefill)
+        passing = SplitPlan(plan, self, wanted, not prefill, is_started)
         if prefill:
             self._split = passing
         return passing

@@ -48,10 +48,16 @@ class PrefillPass:
     """
 
     def __init__(
-        self, model: Model, slices: Sequence[PrefillSlice], observed: bool = False, reader: RowReader | None = None
+        self,
+        model: Model,
+        slices: Sequence[PrefillSlice],
+        observed: bool = False,
+        at_once: bool = False,
+        reader: RowReader | None = None,
     ) -> None:
         """slices: if there are several, at most the last token of each has logits; observed: whether the masses of chunks are
-        computed, of a single slice; reader: what reads the logits of a single slice on the device, instead of a copy of them.
+        computed, of a single slice; at_once: whether nothing needs to run between its pieces, so that it may be started
+        now; reader: what reads the logits of a single slice on the device, instead of a copy of them.
         Raises ContextError if the positions do not fit into the context, and NoPages."""
         self.slices = list(slices)
         self._n_vocab = model.config.n_vocab
@@ -61,12 +67,13 @@ class PrefillPass:
             (only,) = slices
             ids = np.array(only.tokens, np.int32)
             positions = np.arange(only.first, only.end, dtype=np.int32)
-            self._pieces = model.split(ids, positions, only.n_logits, only.slot.sequence, observed)
+            at_once = at_once and reader is None
+            self._pieces = model.split(ids, positions, only.n_logits, only.slot.sequence, observed, at_once)
             if reader is not None:
                 cast(ReadablePass, self._pieces).read_by(partial(reader, first=only.end - only.n_logits))
         else:
             parts = [(each.slot.sequence, each.tokens) for each in slices]
-            self._pieces = model.split_together(parts, [each.n_logits > 0 for each in slices])
+            self._pieces = model.split_together(parts, [each.n_logits > 0 for each in slices], at_once)
 
         #: The number of pieces of the pass, at least 1, and how many have not been started.
         self.pieces = self.left = self._pieces.pieces

@@ -140,7 +140,8 @@ class PrefillQueue:
             with self._guarded([member.request for member in members]):
                 observed = self._is_observed(members[0].request, slices[0].first)
                 reader = members[0].request.reader if slices[0].n_logits else None
-                reading = Reading(PrefillPass(self._batch.model, slices, observed, reader), members)
+                passing = PrefillPass(self._batch.model, slices, observed, not self._beside, reader)
+                reading = Reading(passing, members)
         return reading
 
     def _slice(self, member: Prefilling, count: int) -> PrefillSlice | None:

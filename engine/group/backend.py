@@ -517,8 +517,10 @@ class DeviceGroup:
     ) -> np.ndarray | None:
         return self.lead.run(_Together(self, forward), batch, n_logits, inputs, most, out)
 
-    def split(self, forward: Forward[Any], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> SplitPass:
-        return self.lead.split(_Together(self, forward), batch, n_logits, most)
+    def split(
+        self, forward: Forward[Any], batch: Batch[np.ndarray], n_logits: int, most: int = 0, at_once: bool = False
+    ) -> SplitPass:
+        return self.lead.split(_Together(self, forward), batch, n_logits, most, at_once)
 
     def many_answers(self, weights: Mapping[str, int]) -> int:
         return self.lead.many_answers(weights)

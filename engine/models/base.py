@@ -279,7 +279,7 @@ class Model(Loader):
         Returns the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab].  Raises ContextError if the positions
         do not fit into the context, and NoPages if all pages of the cache are in use.
         """
-        passing = self.split(tokens, positions, n_logits, sequence)
+        passing = self.split(tokens, positions, n_logits, sequence, at_once=True)
         passing.advance(passing.pieces)
         logits = passing.logits(wait=True)
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
@@ -291,6 +291,7 @@ class Model(Loader):
         n_logits: int,
         sequence: Sequence,
         observed: bool = False,
+        at_once: bool = False,
     ) -> SplitPass:
         """Prepare the pass of :meth:`forward` so that it can be started in pieces.
 
@@ -300,6 +301,7 @@ class Model(Loader):
         n_logits: the number of last rows whose logits are computed.
         observed: whether the masses of the chunks that the rows see are computed (:meth:`masses`).  Then there are at most as
             many rows as in a decode batch.
+        at_once: whether nothing needs to run between the pieces.  The pass may then have been started when this returns.
 
         Raises ContextError if the positions do not fit into the context, and NoPages if all pages of the cache are in use.
         """
@@ -314,9 +316,10 @@ class Model(Loader):
             return RelayedPass(self.relay, batch, n_logits)
         if self.stages:
             return self.staged_pass(batch, n_logits, self.stages if observed else None)
-        return self.ops.split(self.compute_observed if observed else self.compute, batch, n_logits, self.prompt_rows)
+        compute = self.compute_observed if observed else self.compute
+        return self.ops.split(compute, batch, n_logits, self.prompt_rows, at_once)
 
-    def split_together(self, parts: TokenSequences, wanted: SequenceOf[bool]) -> SplitPass:
+    def split_together(self, parts: TokenSequences, wanted: SequenceOf[bool], at_once: bool = False) -> SplitPass:
         """Prepare one pass over tokens of several sequences, so that it can be started in pieces; ``reads_together`` must be
         true.  The caller commits the tokens when it has started all pieces.
 
@@ -324,6 +327,7 @@ class Model(Loader):
 
         parts: for each sequence, the sequence and the tokens that follow it; at most ``MOST_TOGETHER``.
         wanted: for each sequence, whether the logits of its last row are computed.
+        at_once: see :meth:`split`.
 
         Raises ContextError if the positions do not fit into the context, and NoPages if all pages of the cache are in use.
         """
@@ -336,7 +340,7 @@ class Model(Loader):
         role = Role.DECODE if batch.rows <= self.ops.decode_rows else Role.PREFILL
         ends = ends[np.array(wanted, bool)]
         batch = replace(batch, mixed=True, role=role, runs=runs, ends=ends)
-        return self.ops.split(self.compute, batch, ends.size, self.prompt_rows)
+        return self.ops.split(self.compute, batch, ends.size, self.prompt_rows, at_once)
 
     def staged_pass(
         self, batch: Batch[np.ndarray], n_logits: int, stages: SequenceOf[Stage] | None = None

@@ -186,7 +186,7 @@ class RelayedPass:
         relay, (rows, batch) = self._relay, part
         stage = relay.stages[i]
         if i == 0 and relay.tell is not None:
-            told = stage.ops.split(relay.tell, batch, 0 if self._is_prompt else batch.rows, self._most)
+            told = stage.ops.split(relay.tell, batch, 0 if self._is_prompt else batch.rows, self._most, True)
             told.advance(told.pieces)
             assert told.output is not None
             self._course.tell(told.output)
@@ -197,7 +197,7 @@ class RelayedPass:
         if stage.is_last:
             n_logits = min(batch.rows, max(0, rows.stop - self._end))
         compute = stage.compute_observed if batch.observed else stage.compute
-        passing = stage.ops.split(compute, batch, n_logits, self._most)
+        passing = stage.ops.split(compute, batch, n_logits, self._most, True)
         passing.advance(passing.pieces)
         if stage.is_last and n_logits:
             self._wanted = passing

@@ -108,13 +108,16 @@ class Executor(Protocol[A]):
         out: a contiguous array that the result is written to, and which is returned; None: a new one.
         """
 
-    def split(self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0) -> BackendPass[A]:
+    def split(
+        self, forward: Forward[A], batch: Batch[np.ndarray], n_logits: int, most: int = 0, at_once: bool = False
+    ) -> BackendPass[A]:
         """Prepare a pass over the rows of ``batch`` that is started in pieces.  If the batch has ``ends``, the logits of the
         rows that it names are computed instead of those of the last rows.
 
         Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
 
         most: see :meth:`run`.
+        at_once: whether nothing needs to run between the pieces.  The pass may then have been started when this returns.
         """
 
     def mark(self) -> QueueMark:

@@ -37,8 +37,8 @@ def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     begin = PrefillPass.__init__
 
-    def noted(self: PrefillPass, model: object, slices: list[object], *given: object) -> None:
-        begin(self, model, slices, *given)  # type: ignore[arg-type]
+    def noted(self: PrefillPass, model: object, slices: list[object], *given: object, **options: object) -> None:
+        begin(self, model, slices, *given, **options)  # type: ignore[arg-type]
         found.append([len(each.tokens) for each in self.slices])
 
     monkeypatch.setattr(PrefillPass, "__init__", noted)
@@ -123,6 +123,7 @@ def test_a_request_that_leaves_a_pass_lets_the_others_read_on(llm: engine.LLM, p
         passes.clear()
         others = [submitted(llm, ids) for ids in prompts]
         while not pieces.open:
+            assert not others[0].items
             llm.core.step()
         assert passes == [[30, 30, 30]] and not others[0].items
         llm.core.close(others[1])
@@ -133,6 +134,7 @@ def test_a_request_that_leaves_a_pass_lets_the_others_read_on(llm: engine.LLM, p
         pieces.split(False)
     assert found[1:] == [alone[0], alone[2]] and not others[1].items
     assert passes == [[30, 30, 30]] and pieces.begun == pieces.ended
+    assert pieces.at_once == [True, False]
 
 
 def test_a_pass_without_requests_is_cancelled(llm: engine.LLM, passes: list[list[int]]) -> None:

@@ -97,11 +97,13 @@ def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
 
 class Pieces:
     """Lets the CPU compute a pass of a prompt with the last of three pieces, as a GPU may: steps run between them, and what
-    is claimed stays claimed meanwhile."""
+    is claimed stays claimed meanwhile.  A pass without steps between its pieces is started at once."""
 
     def __init__(self, ops: Any) -> None:
         #: Passes begun and ended, and passes that ran between two pieces.
         self.begun = self.ended = self.beside = 0
+        #: Whether each pass in pieces was to be started at once.
+        self.at_once: list[bool] = []
         self._ops, self._split, self._run = ops, ops.split, ops.run
         #: The pieces that are left of the pass that has begun; 0 if it has ended or was cancelled.
         self.open = 0
@@ -116,13 +118,15 @@ class Pieces:
         self.beside += bool(self.open)
         return self._run(*given)
 
-    def _in_three(self, forward: Any, batch: Any, n_logits: int, most: int) -> Any:
+    def _in_three(self, forward: Any, batch: Any, n_logits: int, most: int, at_once: bool) -> Any:
         one, pieces = self._split(forward, batch, n_logits, most), self
 
         class Three:
             pieces, left = 3, 3
 
             def advance(self, count: int) -> int:
+                if not self.left:
+                    return 0
                 if self.left == 3:
                     pieces.begun += 1
                 pieces.open = self.left = max(0, self.left - count)
@@ -137,7 +141,11 @@ class Pieces:
             def cancel(self) -> None:
                 pieces.open = 0
 
-        return Three()
+        three = Three()
+        self.at_once.append(at_once)
+        if at_once:
+            three.advance(three.pieces)
+        return three
 
 
 @pytest.fixture(scope="module")

@@ -141,10 +141,10 @@ def test_the_draft_model_has_the_salts_of_the_target(tmp_path: Path, alone: bool
         ids = np.random.default_rng(2).integers(0, llm.config.n_vocab, 150).tolist()
         split, n_read = draft.model.split, 0
 
-        def counted(tokens: np.ndarray, *given: Any) -> Any:
+        def counted(tokens: np.ndarray, *given: Any, **options: Any) -> Any:
             nonlocal n_read
             n_read += tokens.size
-            return split(tokens, *given)
+            return split(tokens, *given, **options)
 
         draft.model.split = counted
         options: dict[str, Any] = {"max_tokens": 12, "seed": 1, "ignore_eos": True}

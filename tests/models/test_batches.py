@@ -42,9 +42,9 @@ def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     made: list[tuple[int, int, int]] = []
     split = llm.model.split
 
-    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *sequence: Any) -> Any:
+    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *given: Any, **options: Any) -> Any:
         made.append((int(positions[0]), tokens.size, n_logits))
-        return split(tokens, positions, n_logits, *sequence)
+        return split(tokens, positions, n_logits, *given, **options)
 
     monkeypatch.setattr(llm.model, "split", noted)
     return made

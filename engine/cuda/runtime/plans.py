@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from engine.arrays import Batch, Role
 from engine.cuda.rows import NARROW_ROWS
@@ -85,26 +86,48 @@ class Plans:
         role: Role = Role.DECODE,
     ) -> Plan:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
-        number of rows of the largest pass; mixed, role: see :class:`engine.arrays.Batch`.
+        number of rows of the largest pass; mixed, role: see :class:`engine.arrays.Batch`."""
+        return self.prepare(forward, place, rows, n_logits, most, mixed, role, False)[0]
+
+    def prepare(
+        self,
+        forward: Forward[Tensor],
+        place: Batch[Tensor],
+        rows: int,
+        n_logits: int,
+        most: int,
+        mixed: bool,
+        role: Role,
+        at_once: bool,
+    ) -> tuple[Plan, bool]:
+        """The pass of :meth:`plan`, and whether it has been started as a whole.
 
         A decode pass, or a pass with the maximum number of rows, is captured at once.  Others are captured when they are
         launched as a whole for the second time.
+
+        at_once: whether to start the kernels of a prefill pass while it is recorded, if it has to be.  Its inputs must be in
+        place.  For a few hundred tokens recording takes as long as the kernels.
         """
         key, often = (forward, rows, n_logits, place.tokens.address, mixed, role), role is Role.DECODE or rows == most
         passing = not often and padded(rows) != rows
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
-        if plan is None:
-            batch = rows_of(place, rows, n_logits, mixed, role)
-            plan = self._recorder.record(lambda: forward(batch, n_logits), role)
-            plan.percent = percent(plan.launches, rows, self._device.shared_memory)
-            if often:
-                self.capture(plan)
         alike = [other for other in self.latest if other[4] is mixed] if passing else []
         if len(alike) >= WIDE_PLANS * (2 if mixed else 1):
             self._device.synchronize()  # it may be in flight
             del self.latest[alike[0]]
+        starts = plan is None and at_once and not often and rows > NARROW_ROWS
+        if plan is None:
+            batch = rows_of(place, rows, n_logits, mixed, role)
+            start = partial(self._start_kernel, self._device) if starts else None
+            plan = self._recorder.record(lambda: forward(batch, n_logits), role, start)
+            plan.percent = percent(plan.launches, rows, self._device.shared_memory)
+            if often:
+                self.capture(plan)
+            if starts:
+                self.start(plan, which=slice(self._recorder.n_started, None))
+                plan.started = True
         (self.latest if passing else self.kept)[key] = plan
-        return plan
+        return plan, starts
 
     def capture(self, plan: Plan) -> None:
         """Compile the kernels of a plan and capture its graph."""
@@ -115,13 +138,14 @@ class Plans:
         plan.graph = graph
 
     def start_whole(self, plan: Plan) -> None:
-        """Launch a plan.  On its first launch it has no graph, so its kernels are launched one by one: the first ones run
-        while the others are launched, and a prompt of a new length does not wait for a capture."""
-        if plan.graph is None and plan.started:
-            self.capture(plan)
-        plan.started = True
+        """Launch a plan.  On its first launches it has no graph, so its kernels are launched one by one: the first ones run
+        while the others are launched, and a prompt of a new length does not wait for a capture.  The second time it is
+        captured, too, while the kernels run."""
         if plan.graph is None:
             self.start(plan)
+            if plan.started:
+                self.capture(plan)
+            plan.started = True
             return
         meeting = self._meeting(plan)
         meeting.gather()
@@ -145,13 +169,17 @@ class Plans:
             device = plan.devices[launch.device]
             if i and launch.stretch != launches[i - 1].stretch:
                 meeting.meet()
-            device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, plan.percent)
-            if launch.finishes:
-                device.finish()
+            self._start_kernel(device, launch, plan.percent)
             if then is not None:
                 device.synchronize(f"the kernel {launch.kernel.name}")
                 then(launch)
         meeting.gather()
+
+    @staticmethod
+    def _start_kernel(device: Device, launch: Launch, percent: int = 0) -> None:
+        device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, percent)
+        if launch.finishes:
+            device.finish()
 
     def _meeting(self, plan: Plan) -> Meeting:
         """How the devices of a plan wait for each other."""

@@ -55,6 +55,9 @@ class Recorder:
         self._pool = self._pools[Role.DECODE]
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
+        self._start: Callable[[Launch], None] | None = None
+        #: The number of launches of the latest pass that were started while it was recorded.
+        self.n_started = 0
         #: Those whose launches become part of the pass that is being recorded, and the devices of the pass.
         self._others: list[Recorder] = []
         self._devices: tuple[Device, ...] = (device,)
@@ -66,20 +69,33 @@ class Recorder:
         """Bytes of memory for intermediate results."""
         return sum(pool.n_bytes for pool in self._pools.values())
 
-    def record(self, forward: Callable[[], Tensor | None], role: Role = Role.DECODE) -> Plan:
-        """Call ``forward`` and return its launches and its result; role: what the pass is for."""
+    def record(
+        self,
+        forward: Callable[[], Tensor | None],
+        role: Role = Role.DECODE,
+        start: Callable[[Launch], None] | None = None,
+    ) -> Plan:
+        """Call ``forward`` and return its launches and its result.
+
+        role: what the pass is for.
+        start: starts a launch.  It is called for each launch, in order, as soon as no operation can change it any more, which
+            is when the next one is recorded.  So the last one is left to the caller, and so are all that follow
+            :meth:`together`.
+        """
         self._launches, self._added = [], None
+        self._start, self.n_started = start, 0
         self._pool = self._pools[role]
         try:
             result = forward()
             return Plan(self._launches, result, self._devices)
         finally:
-            self._launches = self._added = None
+            self._launches = self._added = self._start = None
             self._devices, self._stretch = (self.device,), 0
 
     @contextlib.contextmanager
     def together(self, others: "Sequence[Recorder]") -> Iterator[None]:
         """Add the launches of the others to the pass that is being recorded.  Until :meth:`meet`, each has its own list."""
+        self._start = None
         role = next(role for role, pool in self._pools.items() if pool is self._pool)
         self._others = list(others)
         self._devices = tuple(dict.fromkeys([self.device, *(other.device for other in others)]))
@@ -117,6 +133,10 @@ class Recorder:
         plain = tuple([a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments])
         assert self._launches is not None, "operations belong into a pass: Backend.run or Backend.record"
         self._added = None
+        if self._start is not None:
+            for final in self._launches[self.n_started :]:
+                self.n_started += 1
+                self._start(final)
         # Record addresses only, so that the results are not kept alive and later launches can reuse their memory.
         written = tuple([Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values()])
         names = tuple(outputs)

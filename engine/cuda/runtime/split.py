@@ -27,13 +27,16 @@ class SplitPlan:
     results.  All prefill passes share this memory, so a pass must be finished or cancelled before another one starts.
     """
 
-    def __init__(self, plan: Plan, ops: PlanOperations, wanted: Sequence[Tensor], whole: bool) -> None:
-        """wanted: the parts of the result to download; whole: whether the pass is one piece."""
+    def __init__(
+        self, plan: Plan, ops: PlanOperations, wanted: Sequence[Tensor], whole: bool, is_started: bool = False
+    ) -> None:
+        """wanted: the parts of the result to download; whole: whether the pass is one piece; is_started: whether all of its
+        launches have been started."""
         self.pieces = 1 if whole else len(plan.launches)
         self._plan = plan
         self._ops = ops
         self._wanted = wanted
-        self._started = 0
+        self._started = self.pieces if is_started else 0
         self._result: np.ndarray | None = None
         self._reader: Callable[[Tensor], np.ndarray] | None = None
 

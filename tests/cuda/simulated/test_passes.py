@@ -12,6 +12,7 @@ import pytest
 from engine.arrays import Batch, Role
 from engine.cuda import backend
 from engine.cuda.runtime.pool import LARGE
+from engine.cuda.runtime.values import quantized
 from engine.limits import MOST_TOGETHER
 from tests.cuda.simulated.device import SimulatedDevice
 
@@ -137,6 +138,60 @@ def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
     assert ops.run(forward, other, 60).tolist() == others
     assert passing.advance(1) == 0 and passing.logits(False).tolist() == result
     assert ops.split(forward, forward.given(16)[0], 1).pieces == 1
+
+
+def test_a_pass_of_a_new_size_is_started_while_it_is_recorded(ops: Any) -> None:
+    """Unless steps may have to run between its pieces; one that has been recorded is started later."""
+    launched: list[str] = []
+    seen: list[int] = []
+
+    class Watched(Sums):
+        def __call__(self, batch: Any, n_logits: int) -> Any:
+            x = batch.tokens
+            for _ in range(self.count):
+                x = self.ops.add(x, batch.positions)
+                seen.append(len(launched))
+            return x[slice(batch.rows - n_logits, batch.rows)] if n_logits else None
+
+    ops.device.on_launch = launched.append
+    forward = Watched(ops)
+    batch, result = forward.given(40)
+    passing = ops.split(forward, batch, 40, at_once=True)
+    assert seen == [0, 1, 2, 3, 4]
+    assert passing.advance(9) == 0 and passing.logits(False).tolist() == result
+    assert len(launched) == passing.pieces == forward.count
+    for started in (2, 3):  # launched, captured, too; launched as a graph
+        passing = ops.split(forward, batch, 40, at_once=True)
+        assert len(launched) == (started - 1) * forward.count
+        assert passing.advance(9) == 0 and passing.logits(False).tolist() == result
+        assert len(launched) == started * forward.count and ops.plans.latest[next(iter(ops.plans.latest))].graph
+    seen.clear()
+    (other, others), count = forward.given(41), len(launched)
+    passing = ops.split(forward, other, 41)
+    assert seen == [count] * forward.count and passing.advance(4) == 1
+    assert passing.advance(1) == 0 and passing.logits(False).tolist() == others
+    seen.clear()
+    assert ops.run(forward, forward.given(42)[0], 42).tolist() == forward.given(42)[1]
+    assert [n - seen[0] for n in seen] == [0, 1, 2, 3, 4]
+
+
+def test_only_what_no_operation_can_change_is_started(ops: Any) -> None:
+    """A sum that the next kernel computes, too, is not; and what follows a kernel that must end knows that it must."""
+    x, weight, positions = ops.zeros((20, 64), F), ops.zeros((64,), F), ops.zeros((20,), np.int32)
+    batch = Batch(positions, positions, positions, role=Role.PREFILL)
+
+    def forward() -> Any:
+        y = ops.rms_norm_add(ops.add(x, x), x, weight, 1e-6)
+        quantized(ops.recorder, ops.rms_norm(y, weight, 1e-6), 32)
+        ops.places(positions, batch, positions)
+        return ops.rms_norm_add(y, ops.add(y, y), weight, 1e-6)
+
+    started: list[Any] = []
+    plan = ops.recorder.record(forward, Role.PREFILL, started.append)
+    names = [launch.kernel.kernel.name for launch in plan.launches]
+    assert names == ["add", "rms_norm_add_quantize", "places", "add", "rms_norm_add"]
+    assert [launch.finishes for launch in plan.launches] == [False, False, True, False, False]
+    assert started == plan.launches[:-1] and len(ops.recorder.record(forward).launches) == 5 == len(started) + 1
 
 
 @pytest.mark.parametrize(("prefilled", "decoded"), [(40, 40), (8, 40), (8, 8)])
