@@ -27,6 +27,8 @@ from engine.cuda.products import (
     quantize,
     router,
     row_experts,
+    stream_experts,
+    stream_pairs,
     warpgroup_experts,
     wide_experts,
 )
@@ -70,11 +72,14 @@ class MixtureLaunches:
         self._pairs = self._rows * experts.n_used
         self._activated: dict[int, Activations] = {}
         self._wide = self._rows > NARROW_ROWS
+        #: The tiles of 8 pairs of an item of products that stream the weights; 0: others are used.
+        self._streamed = self._stream_tiles()
         #: Whether the launches of the experts include the shared network.
         self._joins = (
             experts.shared is not None
             and experts.common == experts.activation
             and not self._wide
+            and not self._streamed
             and all(
                 own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
                 for own, other in zip(
@@ -92,6 +97,7 @@ class MixtureLaunches:
         self._weights = recorder.empty((self._rows, experts.n_used))
         self._routed = False
         self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._listed: tuple[Tensor, Tensor] | None = None
 
     def record(self) -> Tensor:
         """Record the launches and return the result, float32 [rows, n_embd]."""
@@ -190,7 +196,7 @@ class MixtureLaunches:
         fits = matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS
         fits = fits and self._rows <= NARROW_ROWS
         if not (fits and isinstance(x, Normalized) and isinstance(seen, Normalized) and x.normalizes_as(seen)):
-            if self._wide and seen is x and dense.by_warpgroups(recorder, self._experts.up):
+            if self._wide and not self._streamed and seen is x and dense.by_warpgroups(recorder, self._experts.up):
                 seen = self._floats()  # which are quantized for each pair
             (logits,) = dense.matmul(recorder, seen, (matrix,))
             return logits
@@ -234,11 +240,18 @@ class MixtureLaunches:
         outs = [recorder.empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
         units = [w.format.unit if w.format.quantized else 0 for w in stacks]
         together = len(stacks) == 1 or (units[0] == units[1] and units[0] > 0)
-        if self._wide and stacks[0].format != stacks[-1].format:
+        if (self._wide or self._streamed) and stacks[0].format != stacks[-1].format:
             together = False  # a launch contains the code of one format
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
             own_ends = [ends[i] for i in members]
+            if self._streamed:
+                x = activations(units[first])
+                assert isinstance(x, Int8)
+                self._route(logits)
+                own_stacks, own_outs = [stacks[i] for i in members], [outs[i] for i in members]
+                self._matmul_streamed(own_stacks, own_ends, x, down, n_rows, own_outs)
+                continue
             if self._wide and dense.by_warpgroups(recorder, stacks[first]):
                 self._route(logits)
                 floats, own_outs = act or activations(0), [outs[i] for i in members]
@@ -346,6 +359,51 @@ class MixtureLaunches:
             recorder.launch(kernel, (n_expert,), wide_experts.SORTERS, arguments, listed=listed, items=items)
             self._sorted[columns] = listed, items
         return self._sorted[columns]
+
+    def _stream_tiles(self) -> int:
+        """The tiles of 8 pairs of an item of products that stream the weights of experts; 0 if others are used."""
+        experts, device = self._experts, self._recorder.device
+        shared_memory, n_expert = device.shared_memory, experts.n_expert
+        if self._rows == 1 or not stream_experts.serves(
+            device.compute_capability, shared_memory, self._pairs, n_expert
+        ):
+            return 0
+        matrices = present(experts.gate, experts.up, experts.down)
+        if not all(w.format.quantized for w in matrices):
+            return 0
+        return min(stream_experts.tiles_for(w.format.name, w.columns // w.format.unit) for w in matrices)
+
+    def _list(self, matrix: DeviceWeight) -> tuple[Tensor, Tensor]:
+        """Record the listing of pairs by expert for products that stream the weights, the first of them with ``matrix``.
+        Returns the list and the items."""
+        if self._listed is None:
+            recorder, n_expert, columns = self._recorder, self._experts.n_expert, 8 * self._streamed
+            listed = recorder.empty((self._pairs,), np.int32)
+            items = recorder.empty((stream_pairs.n_items(self._pairs, n_expert, columns), 4), np.int32)
+            n_rows, stride = matrix.rows // n_expert, 4 * matrix.format.row_bytes(matrix.columns)
+            n_bytes = min(stream_pairs.AHEAD, n_rows // 16 * 4 * stride)
+            arguments = (self._ids, self._pairs, listed, items, matrix, stride, n_rows, n_bytes)
+            kernel = stream_pairs.list_pairs(columns)
+            recorder.launch(kernel, (n_expert,), stream_pairs.THREADS, arguments, listed=listed, items=items)
+            self._listed = listed, items
+        return self._listed
+
+    def _matmul_streamed(
+        self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]
+    ) -> None:
+        recorder, early = self._recorder, self._listed is not None
+        (listed, items), (finish, added) = self._list(stacks[0]), finish_of(ends)
+        entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
+        arguments = (
+            *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed, *added),
+            *(n_tiles, len(stacks) * n_tiles, n_rows, *x),
+        )
+        share, units = 1 if down else self._experts.n_used, stacks[0].columns // entry.unit
+        constants = share, self._streamed, units, not self._wide, early
+        kernel, blocks, threads = stream_experts.geometry(
+            entry.name, *constants, recorder.device.multiprocessors, finish
+        )
+        recorder.launch(kernel, (blocks,), threads, arguments, **dense.results(outs))
 
     def _matmul_wide(
         self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]

@@ -10,7 +10,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cuda.products import repack, warpgroup_experts
+from engine.cuda.products import repack, stream_experts, warpgroup_experts
 from engine.cuda.products.experts import NOTHING, Finish, tiles
 from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_WORDS
 from engine.cuda.products.warpgroup_experts import COLUMNS
@@ -103,8 +103,9 @@ def finished(y: np.ndarray, factor: F, bias: np.ndarray, finish: Finish) -> np.n
 
 
 @pytest.mark.parametrize("shared", few(["", "Q4_K Q4_K Q8_0"], 1))
-def test_a_mixture(gpu: Any, shared: str) -> None:
+def test_a_mixture(gpu: Any, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down in another kind of format has its own items."""
+    monkeypatch.setattr(stream_experts, "MOST_PAIRS", 4)
     gpu.device.shared_memory = LARGE
     names = launched(gpu, mixture("Q4_K Q4_K Q8_0", 2, 1, 256, 32, shared), 17, normalized=False)
     first = ["matmul_float_wide", "route", "sort_pairs", "quantize_pairs", "matmul_experts_warpgroups"]
@@ -113,8 +114,9 @@ def test_a_mixture(gpu: Any, shared: str) -> None:
 
 
 @pytest.mark.thorough
-def test_down(gpu: Any) -> None:
+def test_down(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gate and up in two formats, of what the router reads, too; and down with an activation row per pair."""
+    monkeypatch.setattr(stream_experts, "MOST_PAIRS", 4)
     gpu.device.shared_memory = LARGE
     names = launched(gpu, mixture("Q6_K Q4_K Q5_K", 2, 1, 256, 256), 17)
     product = ["quantize_pairs", "matmul_experts_warpgroups"]
