@@ -16,12 +16,6 @@ from engine.gguf.quants import CHAINS
 DEEP_TILES = 2
 """The most tiles per multiprocessor for which a warp of a matrix product keeps two records in flight."""
 
-WIDE_FLOATS = 4
-"""The number of weight rows of a float format that a warp of a wide product multiplies with ``FLOAT_ROWS`` rows at a time."""
-
-FLOAT_ROWS = 16
-"""The number of rows that a wide product multiplies with a matrix of a float format at a time."""
-
 
 def matmul(
     recorder: Recorder,
@@ -157,8 +151,9 @@ def _matmul_floats(
         members = list(run)
         if rows > NARROW_ROWS:
             for weight, out in members:
-                kernel = kernels.matmul_float_wide(name, FLOAT_ROWS, add, WIDE_FLOATS)
-                grid = kernels.wide_grid(rows, weight.rows, FLOAT_ROWS, WIDE_FLOATS)
+                most, each = kernels.wide_shape(rows, weight.rows, recorder.device.multiprocessors)
+                kernel = kernels.matmul_float_wide(name, most, add, each)
+                grid = kernels.wide_grid(rows, weight.rows, most, each)
                 arguments: tuple[Argument, ...] = (weight, x, rows, columns, weight.rows, residual or 0, out)
                 recorder.launch(kernel, grid, 256, arguments, result=out)
             continue

@@ -302,6 +302,10 @@ def matmul_float(format: str, add: bool) -> KernelCode:
     return matmul_float
 
 
+WIDE_SHAPES = (16, 4), (8, 1), (4, 1)
+"""The activation rows and the weight rows of a warp of ``matmul_float_wide``."""
+
+
 @kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
 def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCode:
     """A matrix of a float format times the float32 activations of many rows.
@@ -311,7 +315,7 @@ def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCod
     Reduction order: one fma per k in rising order in each of 32 chains, then the tree of ``fold32``.
     """
     words, first_of, load = make_load_step(T[format])
-    n_sums = most * each
+    n_sums, several = most * each, 2 if most + each > 16 else 8
 
     def make_steps(n: int) -> DeviceFunction:
         """n steps of the lane's chains: all loads first, because they take long."""
@@ -334,7 +338,7 @@ def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCod
 
         return steps
 
-    two, one = make_steps(2), make_steps(1)
+    run, one = make_steps(several), make_steps(1)
 
     @cuda.jit
     def matmul_float_wide(weight, x, rows, columns, n_rows, residual, out):
@@ -354,11 +358,16 @@ def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCod
             for j in range(each):
                 places[j], shifts[j] = first_of(np.int64(min(I(r + j), I(n_rows - 1))) * columns + lane)
             left = I(I(columns - lane + 31) >> 5)
-            while left >= 2:
-                two(weight, places, shifts, x, columns, sums)
-                weight, x, left = advance(weight, 2 * words), advance(x, 64), I(left - 2)
-            if left > 0:
-                one(weight, places, shifts, x, columns, sums)
+            while left >= several:
+                run(weight, places, shifts, x, columns, sums)
+                weight, x, left = advance(weight, several * words), advance(x, several * 32), I(left - several)
+            if several == 2:
+                if left > 0:
+                    one(weight, places, shifts, x, columns, sums)
+            else:
+                while left > 0:
+                    one(weight, places, shifts, x, columns, sums)
+                    weight, x, left = advance(weight, words), advance(x, 32), I(left - 1)
             for t in range(most):
                 for j in range(each):
                     total = fold32(sums[t * each + j])
@@ -374,3 +383,13 @@ def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCod
 def wide_grid(rows: int, n_rows: int, most: int, each: int) -> tuple[int, int]:
     """The grid of ``matmul_float_wide``; blocks that share weight rows are neighbours."""
     return -(-rows // most), -(-n_rows // (8 * each))
+
+
+def wide_shape(rows: int, n_rows: int, multiprocessors: int) -> tuple[int, int]:
+    """``most`` and ``each`` of ``matmul_float_wide``: the largest with which blocks occupy three quarters of the
+    multiprocessors, if any do."""
+    for most, each in WIDE_SHAPES:
+        x, y = wide_grid(rows, n_rows, most, each)
+        if 4 * x * y >= 3 * multiprocessors:
+            return most, each
+    return WIDE_SHAPES[-1]
