@@ -1,12 +1,14 @@
 """Many requests at once, with everything that may happen to them: each must get the answer that it gets alone.
 
-``python -m tests.batching MODEL ...`` compares a GPU with itself and with the CPU, which CI cannot.
+``python -m tests.batching MODEL ...`` compares a GPU with itself and with the CPU, which CI cannot.  With ``-np 128
+--answer 150``, as many threads ask for the answers at once.
 """
 
 import argparse
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 
 import engine
 from engine.synthetic.model import make_model
+from tests.many_answers import counted
 
 
 @dataclass
@@ -50,10 +53,16 @@ PERSON = {
 
 
 def asks(
-    llm: engine.LLM, count: int, seed: int, longest: int, drafts: bool = True, grammars: bool = False
+    llm: engine.LLM,
+    count: int,
+    seed: int,
+    longest: int,
+    drafts: bool = True,
+    grammars: bool = False,
+    answer: int = 23,
 ) -> list[Ask]:
     """Random requests, many of which begin alike, with prompts of up to ``longest`` tokens and one of three salts; grammars:
-    half of them have a grammar."""
+    half of them have a grammar; answer: the most tokens of an answer."""
     rng, salts = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     n_vocab = llm.config.n_vocab
     texts = [rng.integers(0, n_vocab, longest).tolist() for _ in range(3)]
@@ -65,7 +74,7 @@ def asks(
         if rng.random() < 0.3:
             ids = [*ids, *rng.integers(0, n_vocab, int(rng.integers(1, 9))).tolist()][-longest:]
         options: dict[str, Any] = {
-            "max_tokens": int(rng.integers(1, 24)),
+            "max_tokens": int(rng.integers(1, answer + 1)),
             "seed": int(rng.integers(1 << 30)),
             "temperature": float(rng.choice([0.0, 0.8, 1.3])),
             "top_k": int(rng.choice([0, 8, 40])),
@@ -101,6 +110,20 @@ def answer_of(generation: engine.Generation) -> Answer:
 def alone(llm: engine.LLM, ask: Ask) -> Answer:
     """The answer of a request that has the model for itself, from the beginning."""
     llm.reset()
+    return read(llm, ask)
+
+
+def at_once(llm: engine.LLM, wanted: list[Ask], threads: int) -> list[Answer]:
+    """The answers of requests that so many threads read at the same time."""
+    llm.reset()
+    with ThreadPoolExecutor(threads) as pool:
+        answers = list(pool.map(partial(read, llm), wanted))
+    llm.check_pages()
+    return answers
+
+
+def read(llm: engine.LLM, ask: Ask) -> Answer:
+    """The answer of a request, as far as its reader wants it."""
     generation = llm.generate(ask.ids, **ask.options)
     for n, _ in enumerate(generation, 1):
         if n == ask.pieces:
@@ -162,6 +185,7 @@ def main() -> None:
     parser.add_argument("-np", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cpu", type=int, default=40, help="requests that are also computed on the CPU")
+    parser.add_argument("--answer", type=int, default=23, help="the most tokens of an answer (23)")
     parser.add_argument("--grammars", action="store_true", help="half of the requests have a grammar")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +201,7 @@ def main() -> None:
             path, started = file(target), time.perf_counter()
             load = partial(engine.load, path, **given)
             with load(device=args.device) as one:
-                wanted = asks(one, args.n, 1, 200, grammars=args.grammars)
+                wanted = asks(one, args.n, 1, 200, grammars=args.grammars, answer=args.answer)
                 expected = [alone(one, ask) for ask in wanted]
             with load(device="cpu") as cpu:
                 on_cpu = [alone(cpu, ask) for ask in wanted[: args.cpu]]
@@ -186,6 +210,9 @@ def main() -> None:
                 for reuse, hold in ((True, 0), (False, 0), (True, 30)):
                     wrong = differing(expected, together(many, wanted, 2, reuse, hold))
                     lines.append(f"together (reuse {reuse}, {hold} pages held) {len(wrong)} of {args.n} {wrong[:5]}")
+                with counted() as batches:
+                    wrong = differing(expected, at_once(many, wanted, args.np))
+                lines.append(f"at once (up to {max(batches)} in a batch) {len(wrong)} of {args.n} {wrong[:5]}")
             print(f"{name}: differing answers: {'; '.join(lines)}; {time.perf_counter() - started:.0f} s", flush=True)
 
 

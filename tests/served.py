@@ -1,8 +1,10 @@
 """The same requests to servers, alone and at the same time: each must get the same answer.
 
-``python -m tests.served MODEL -n 64 --device cuda`` sends random requests one after another, all at once, in reverse order,
-after a restart, and to a server that drafts, and compares texts, calls and log-probabilities, which CI does only on a CPU.
+``python -m tests.served MODEL ... -n 64 --device cuda`` sends random requests one after another, all at once, in reverse
+order, after a restart, and to a server that drafts, and compares texts, calls and log-probabilities, which CI does only on a
+CPU.
 Calls are asked for only if there is a chat template: ``--chat-template chatml`` gives one to the bundled model.
+``python -m tests.served pycoder pycoder-moe-mtp -n 128 -np 128`` lets the server compute 128 answers at once.
 """
 
 import argparse
@@ -10,18 +12,21 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-N_CTX = 512
+from engine.synthetic.model import make_model
 
+N_CTX = 512
 
 TOOLS = [
     {
@@ -107,15 +112,11 @@ def answer(url: str, body: dict[str, Any]) -> Any:
         return json.load(response)["choices"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print how many answers differ of each run; exit status 1 if any does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("-n", type=int, default=64, help="the number of requests")
-    parser.add_argument("-np", type=int, default=32, help="answers that the server computes at once")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--chat-template", help="that of the server, for a model that has none")
-    args = parser.parse_args(argv)
+def differing(model: str, name: str, args: argparse.Namespace) -> bool:
+    """Print how many answers of a server differ from those alone, of each run; returns whether any does.
+
+    model: the file, or what the catalog calls it; name: what it is called here.
+    """
     flags = ["--device", args.device, "-np", str(args.np), "--queue", str(args.n)]
     if args.chat_template:
         flags += ["--chat-template", args.chat_template]
@@ -125,28 +126,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ThreadPoolExecutor(args.n) as pool:
             return list(pool.map(lambda body: answer(url, body), asked))
 
-    with server(args.model, flags) as url:
+    with server(model, flags) as url:
         with urllib.request.urlopen(f"{url}/v1/models") as response:
             n_vocab = json.load(response)["data"][0]["meta"]["n_vocab"]
         with urllib.request.urlopen(f"{url}/props") as response:
-            chats = bool(json.load(response).get("chat_template"))
+            chats = not args.no_chats and bool(json.load(response).get("chat_template"))
         asked = bodies(args.n, n_vocab, chats)
         alone = [answer(url, body) for body in asked]
         found = {"all at once": at_once(url, asked), "in reverse order": at_once(url, asked[::-1])[::-1]}
-    with server(args.model, flags) as url:
+    with server(model, flags) as url:
         found["after a restart"] = at_once(url, asked)
-    with server(args.model, [*flags, "--draft-lookup"]) as url:
+    with server(model, [*flags, "--draft-lookup"]) as url:
         found["with drafts"] = at_once(url, asked)
-    differing = {name: sum(a != b for a, b in zip(alone, own, strict=True)) for name, own in found.items()}
+    wrong = {name: sum(a != b for a, b in zip(alone, own, strict=True)) for name, own in found.items()}
     ends = Counter(choice["finish_reason"] for choices in alone for choice in choices)
     calls = sum(bool(choice.get("message", {}).get("tool_calls")) for choices in alone for choice in choices)
-    print(f"{args.model}: {args.n} answers, of which {calls} have calls; they end by {dict(ends)}")
+    print(f"{name}: {args.n} answers, of which {calls} have calls; they end by {dict(ends)}")
     print(
-        f"{args.model}: of {args.n} answers differ from those alone: "
-        + ", ".join(f"{name} {count}" for name, count in differing.items())
-        + f"; {time.perf_counter() - begun:.0f} s"
+        f"{name}: of {args.n} answers differ from those alone: "
+        + ", ".join(f"{run} {count}" for run, count in wrong.items())
+        + f"; {time.perf_counter() - begun:.0f} s",
+        flush=True,
     )
-    return int(any(differing.values()))
+    return any(wrong.values())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print how many answers differ of each run; exit status 1 if any does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", help="a file or a name, or NAME:QUANT of a random model")
+    parser.add_argument("-n", type=int, default=64, help="the number of requests")
+    parser.add_argument("-np", type=int, default=32, help="answers that the server computes at once")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--chat-template", help="that of the server, for a model that has none")
+    parser.add_argument(
+        "--no-chats", action="store_true", help="no conversations: a small vocabulary makes them too long"
+    )
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        failed = False
+        for name in args.models:
+            shape, _, quant = name.partition(":")
+            path = make_model(Path(folder) / f"{shape}.gguf", shape, quant) if quant else name
+            failed = differing(str(path), name, args) or failed
+    return int(failed)
 
 
 if __name__ == "__main__":
