@@ -127,6 +127,8 @@ class Batch(Generic[A_co]):
         int32 [2, MOST_TOGETHER + 1].  Elements [0, r] after the last sequence are the number of rows.  None for other passes.
     ends: of such a pass, the numbers of rows up to and including each row whose logits are wanted, int32 [n].  None: the
         logits of the last rows are wanted.
+    longest: of a mixed decode pass of more than ``DECODE_ROWS`` rows, the most rows of one sequence, besides copies of the
+        last row: at most ``DECODE_ROWS``.
     """
 
     tokens: A_co
@@ -140,6 +142,7 @@ class Batch(Generic[A_co]):
     choice: SharedPositions | None = None
     runs: A_co | None = None
     ends: A_co | None = None
+    longest: int = 1
 
     @property
     def rows(self) -> int:
@@ -148,9 +151,8 @@ class Batch(Generic[A_co]):
 
     @property
     def run_rows(self) -> int:
-        """The most rows of one sequence, besides copies of the last row.  In a decode pass of more than ``DECODE_ROWS`` rows
-        of several sequences, each has a single one."""
-        return 1 if self.mixed and self.role is Role.DECODE and self.rows > DECODE_ROWS else self.rows
+        """The most rows of one sequence, besides copies of the last row, or more."""
+        return self.longest if self.mixed and self.role is Role.DECODE and self.rows > DECODE_ROWS else self.rows
 
     def part(self, rows: slice) -> "Batch[A_co]":
         """Some of the rows, without ``per_layer``, ``runs`` and ``ends``."""
@@ -158,4 +160,4 @@ class Batch(Generic[A_co]):
         tokens, positions, sequences = (
             cast(A_co, array[rows]) for array in (self.tokens, self.positions, self.sequences)
         )
-        return Batch(tokens, positions, sequences, self.mixed, role=self.role)
+        return Batch(tokens, positions, sequences, self.mixed, role=self.role, longest=self.longest)

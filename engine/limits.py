@@ -4,12 +4,14 @@ MOST_DRAFTS = 15
 """The most drafts of an answer in one pass."""
 
 DECODE_ROWS = 16
-"""The most rows of a decode batch with drafts, on both backends (``engine/ops/executor.py``): for each answer the last
-sampled token and its drafts, at most ``MOST_DRAFTS``.  A pass that reads a prompt may have more rows, or fewer if
-requested."""
+"""The most rows of an answer in a decode batch, on both backends (``engine/ops/executor.py``): the last sampled token and its
+drafts, at most ``MOST_DRAFTS``.  A pass that reads a prompt may have more rows, or fewer if requested."""
 
 DECODE_ANSWERS = 128
-"""The most answers that a decode batch continues.  If there are more than ``DECODE_ROWS``, each has a single row."""
+"""The most rows of a decode batch, and so the most answers that it continues."""
+
+DRAFTED_ROWS = 4
+"""The rows for each sequence of a model of the largest decode batch with drafts, if that has more than ``DECODE_ROWS``."""
 
 IN_FLIGHT = 3
 """The number of decode batches, each with drafts, whose tokens caches must be able to roll back: those that devices have in

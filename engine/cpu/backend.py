@@ -72,7 +72,9 @@ class Backend(
     name = "cpu"
     splits = False
     decode_rows = DECODE_ROWS
-    """The most rows of a decode batch with drafts."""
+    """The most rows of an answer in a decode batch."""
+    drafted_rows = DECODE_ROWS
+    """The most rows of a decode batch with drafts: where a pass is bound by computation, further drafts gain little."""
     decode_answers = DECODE_ANSWERS
     """The most answers of a decode batch."""
 

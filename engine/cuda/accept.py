@@ -4,7 +4,8 @@ Formula: ``engine/cpu/accept.py``.  A step has up to 128 rows, those of one or m
     rows starts[e] .. starts[e + 1] - 1, its last sampled token and the drafts after it, tokens[i] at positions p + i.  Row i
     of them predicts position p + i + 1: found[i], and a list of candidates.  The drafts are checked in order until one is
     rejected, so an entry with n accepted drafts yields n + 1 tokens; the last of them is its last sampled token in the next
-    step.  An entry without rows is padding: nothing is written for it.  A step with drafts or lists has up to 16 rows.
+    step.  An entry without rows is padding: nothing is written for it.  An entry has up to 16 rows, and so has a step with
+    lists.
 Shapes: found, tokens, positions, sequences int32 [128], by row; sequences: the *slot* of a row's answer, the place of what is
     kept from step to step.  starts int32 [129].  By slot: history int32 [slots, n_ctx], token by position; at int32 [slots],
     the position of the last sampled token; step int32 [slots], the number of steps that have ended; params,
@@ -14,7 +15,7 @@ Shapes: found, tokens, positions, sequences int32 [128], by row; sequences: the 
     int32 [16]; row i of the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
 Who owns what: a block per entry, which writes only the entry's rows and its slot.  Exact acceptance: one warp, lane i owns
     row i of the entry.  Otherwise 256 threads; thread j compares candidate j of every list, and then owns candidate j of the
-    rejected row.  ``propose``: one warp for all.  ``lay_out``: a thread for each row.
+    rejected row.  ``propose``: a thread for each entry.  ``lay_out``: a thread for each row.
 Reduction order: none, only maxima and a first index.
 Bytes moved: a few hundred per entry; with lists, 8 x 256 for each.
 
@@ -429,7 +430,7 @@ def lay_out() -> KernelCode:
 def begin_draft(rows: int, anchored: bool) -> KernelCode:
     """The first inputs of a draft model in a step: for entry e in rows e * rows .. of its tokens, positions and sequences the
     last ``rows`` tokens up to the target's certain one, whose position must be at least rows - 1.  If ``anchored``, that
-    position and the one before it are written to anchor int32 [2, 16] in column e * rows.  An entry without rows repeats the
+    position and the one before it are written to anchor int32 [2, 128] in column e * rows.  An entry without rows repeats the
     last sampled token of the last entry that has some.  Grid: a block per entry, of a warp."""
 
     @cuda.jit
@@ -451,7 +452,7 @@ def begin_draft(rows: int, anchored: bool) -> KernelCode:
             positions[row] = I(certain - back)
             sequences[row] = slot
         if anchored and lane < 2:
-            anchor[DECODE_ROWS * lane + cuda.blockIdx.x * rows] = I(certain - lane)
+            anchor[DECODE_ANSWERS * lane + cuda.blockIdx.x * rows] = I(certain - lane)
 
     return begin_draft
 
@@ -511,19 +512,26 @@ def begin_block() -> KernelCode:
     return begin_block
 
 
-@kernel(I32P, i32, i32, i32, i32, I32P, I32P, I32P, I32P, I32P, I32P, I32P, threads=32)
+PROPOSE_THREADS = DECODE_ANSWERS
+"""Threads of ``propose``: one for each entry."""
+
+
+@kernel(I32P, i32, i32, i32, i32, I32P, I32P, I32P, I32P, I32P, I32P, I32P, i32, threads=PROPOSE_THREADS)
 def propose(scripted: bool) -> KernelCode:
     """The end of a draft model's step: the token that entry e has found, found[e], becomes its next input, in row e, and its
     draft number ``draft`` in the target's step, unless that has fewer rows for it: ``out``, the target's tokens.
 
     ``rows``: rows of an entry in the step that ends, the last of which was sampled; ``tokens``, ``positions``,
     ``sequences``: the draft model's; ``script`` int32 [slots, n_ctx]: if ``scripted``, the token proposed for a position
-    instead of the model's own, unless negative.
-    Grid: 1 block of a warp, lane e for entry e: one that writes row e may do so only when all have read theirs.
+    instead of the model's own, unless negative; ``n_rows``: rows of the target's step, those of no entry included.
+    Grid: 1 block of ``PROPOSE_THREADS`` threads, thread e for entry e: one that writes row e may do so only when all have
+    read theirs.
     """
 
     @cuda.jit
-    def propose(found, n_entries, rows, draft, n_ctx, starts, tokens, positions, sequences, history, script, out):
+    def propose(
+        found, n_entries, rows, draft, n_ctx, starts, tokens, positions, sequences, history, script, out, n_rows
+    ):
         let_next_begin()
         entry = I(cuda.threadIdx.x)
         token = I(0)
@@ -535,7 +543,7 @@ def propose(scripted: bool) -> KernelCode:
             token = max(found[entry], I(0))
             position = I(positions[row] + 1)
             slot = sequences[row]
-        cuda.syncwarp()
+        cuda.syncthreads()
         if entry < n_entries:
             if position < n_ctx:
                 at = I(slot * n_ctx + position)
@@ -551,7 +559,7 @@ def propose(scripted: bool) -> KernelCode:
                 out[place] = token
                 if place + 1 == starts[n_entries]:
                     # Rows after the last one in use are copies of it.
-                    for row in range(place + 1, DECODE_ROWS):
+                    for row in range(place + 1, n_rows):
                         out[row] = token
 
     return propose

@@ -105,7 +105,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     name = "cuda"
     splits = True
     decode_rows = DECODE_ROWS
-    """The most rows of a decode batch with drafts: a constant of the kernels that accept drafts."""
+    """The most rows of an answer in a decode batch: a constant of the kernels that accept drafts."""
+    drafted_rows = DECODE_ANSWERS
+    """The most rows of a decode batch with drafts."""
     decode_answers = DECODE_ANSWERS
     """The most answers of a decode batch: a constant of the kernels that lay rows out."""
 
@@ -118,7 +120,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self.max_rows = max_rows or BATCH_SIZE
         if self.device.compute_capability < WIDE:
             self.max_rows = min(self.max_rows, NARROW_ROWS)
-            self.decode_answers = NARROW_ROWS
+            self.drafted_rows = self.decode_answers = NARROW_ROWS
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = PersistentMemory(self.device)
@@ -364,7 +366,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
                 self.device.write(target.address, np.pad(numbers, (0, more), "edge") if more else numbers)
             self._written[place.tokens.address] = batch
         most = most or self.max_rows
-        plan, is_started = self.plans.prepare(forward, place, rows, asked, most, batch.mixed, batch.role, at_once)
+        plan, is_started = self.plans.prepare(
+            forward, place, rows, asked, most, batch.mixed, batch.role, padded(batch.longest), at_once
+        )
         wanted: list[Tensor] = []
         if plan.result is not None and n_logits:
             if batch.ends is not None and not prefill:  # a decode pass returns the logits of all rows
@@ -425,12 +429,13 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         mixed: bool = False,
         role: Role = Role.DECODE,
         most: int = 0,
+        longest: int = 1,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens, positions and slots, None: the backend's own; mixed, role: see :class:`engine.arrays.Batch`; most: the number
-        of rows of the largest prefill pass, 0: ``max_rows``."""
+        tokens, positions and slots, None: the backend's own; mixed, role, longest: see :class:`engine.arrays.Batch`; most:
+        the number of rows of the largest prefill pass, 0: ``max_rows``."""
         place = self._place(role, inputs)
-        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role)
+        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role, padded(longest))
 
     def jobs(self, model: Recordable[Tensor]) -> list[Job]:
         return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
@@ -454,7 +459,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             plan = self.recorder.record(partial(model.compute_kinds, batch, n_logits), Role.PREFILL)
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
-            wide = decode_size(min(model.cache.n_sequences, model.decode_answers))
+            wide = decode_size(max(min(model.cache.n_sequences, model.decode_answers), model.drafted_rows))
             for rows in (*(rows for rows in WIDE_DECODE_SIZES if rows <= wide), *DECODE_SIZES[:-1]):
                 batch = replace(self._inputs.part(slice(rows)), mixed=True)
                 plan = self.record(partial(model.compute_kinds, batch, rows))
@@ -698,7 +703,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         lists = memory.keys, memory.deltas, memory.decays
         arguments = (*given, rows, length, segments, memory.conv, memory.states, *lists, out)
         # The kernel of a single row is for passes of a single row.
-        most = matmul.compiled_rows(rows if rows <= NARROW_ROWS else 2)
+        most = matmul.compiled_rows(rows if rows <= NARROW_ROWS else max(2, batch.run_rows))
         kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
         grid = delta_net.grid(d, net.n_v, rows if batch.mixed else 1)
         self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)

@@ -13,7 +13,7 @@ from engine.decode.step_kind import Kind
 from engine.models.drafter import BlockPass, pass_of
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
-from engine.speculative.proposal import DeviceDraft
+from engine.speculative.proposal import DeviceDraft, script_of
 
 
 class DeviceDrafts:
@@ -49,16 +49,18 @@ class DeviceDrafts:
     def begin(self, sampler: Sampler, slot: int) -> None:
         """Sample the drafts of a new request with the parameters of ``sampler``."""
         self._chooser.begin(self.draft.sampler(sampler), "ratio", 0.0, slot)
-        if self.draft.script is not None:
-            self._device.write(self._script[slot : slot + 1].address, self.draft.script)
+        script = script_of(self.draft, slot)
+        if script is not None:
+            self._device.write(self._script[slot : slot + 1].address, script)
         self.began[slot] = True
 
     def _plan(self, number: int, n_entries: int) -> Plan:
         """The pass of draft ``number`` of each of ``n_entries`` requests."""
-        rows = self._reads(number) * n_entries
+        reads = self._reads(number)
+        rows = reads * n_entries
         n_logits = rows if n_entries > 1 else 1
         compute = cast(Forward[Tensor], pass_of(self.draft.passes, number))
-        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
+        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1, longest=reads)
 
     def _block_plan(self, rows: int, n_entries: int) -> Plan | None:
         """The pass of a block of ``rows`` rows, those of the step that verifies it; None if the source has none."""
@@ -109,7 +111,8 @@ class DeviceDrafts:
                 logits, every * n_vocab, sampled, *kind, draft=i, n_entries=n_entries, every=reads
             )
             arguments = [n_entries, reads, i, n_ctx, target.starts, *mine, history, self._script.address, target.tokens]
-            device.launch(accept.propose(self.scripted), 1, 32, [self._chooser.found.address, *arguments])
+            given = [self._chooser.found.address, *arguments, rows]
+            device.launch(accept.propose(self.scripted), 1, accept.PROPOSE_THREADS, given)
 
     def _launch_block(self, n_entries: int, target: Rows, rows: int) -> None:
         block, inputs, plan = self._block, self._block_inputs, self._block_plan(rows, n_entries)

@@ -7,7 +7,7 @@ starts.  If a model on the same device computes drafts, its passes are the first
 its draft to device memory, where the next one and the target read it.
 
 A pass of one request has separate kernels for each number of rows.  Passes of several requests are *mixed*
-(``engine/arrays.py``) and padded to a few numbers of rows, up to 128.  If there are more than 16 requests, none has drafts.
+(``engine/arrays.py``) and padded to a few numbers of rows, up to 128.
 
 A request with a grammar needs a mask for each token, which the host computes from the tokens before it.  A step with such a
 request is therefore two graphs: a pass, and the sampling of its tokens.  The pass is launched before the token of the
@@ -164,7 +164,7 @@ class DeviceSteps(ModelSteps):
             masks += [(row + i, mask) for i, mask in enumerate([*found, *nothing])]
         (graph, logits, stride), self._left = self._left, None
         if self._masks is None:
-            rows = max(DECODE_ROWS, min(self._model.cache.n_sequences, DECODE_ANSWERS))
+            rows = min(DECODE_ROWS * self._model.cache.n_sequences, DECODE_ANSWERS)
             self._masks = permit.Masks(self._device, self._model.config.n_vocab, rows)
         self._masks.apply(logits, stride, masks)
         graph.launch()

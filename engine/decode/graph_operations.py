@@ -43,6 +43,8 @@ class GraphOperations(Protocol):
         n_logits: int,
         inputs: "Batch[Tensor] | None" = None,
         mixed: bool = False,
+        *,
+        longest: int = 1,
     ) -> "Plan":
         """A recorded pass."""
 

@@ -41,13 +41,20 @@ class RunningBatch:
 
     @property
     def decode_rows(self) -> int:
-        """The most rows of a decode batch with drafts."""
+        """The most rows of an answer in a decode batch."""
         return self.model.ops.decode_rows
 
     @property
     def decode_answers(self) -> int:
-        """The most answers of a decode batch; with more of them than ``decode_rows``, none has drafts."""
+        """The most answers of a decode batch."""
         return self.model.decode_answers
+
+    def drafted_rows(self, group: Sequence[Running]) -> int:
+        """The most rows of a decode batch of a group, if it has drafts."""
+        most = self.model.drafted_rows
+        blocks = any(running.speculation is not None and running.speculation.in_blocks for running in group)
+        # Each must have room for a draft: the device makes drafts for all of a group.
+        return self.decode_rows if blocks or 2 * len(group) > most else most
 
     def most_answers(self, n: int) -> int:
         """The most answers of a decode batch if there are n: few more than ``decode_rows`` may be faster in several batches
@@ -206,10 +213,10 @@ class RunningBatch:
         """The rows of a step: the last sampled tokens of a group and their drafts.  Requests that must wait for their results
         are left out; failed: called if drafting fails."""
         batch: list[InFlightRequest] = []
-        rows = 0
+        rows, most = 0, self.drafted_rows(group)
         for i, running in enumerate(sorted(group, key=lambda running: running.request.masked)):
             # Each may draft as much as the others, and what those before it have left.
-            room = max(0, self.decode_rows * (i + 1) // len(group) - rows - 1)
+            room = max(0, most * (i + 1) // len(group) - rows - 1)
             if running.request.masked and any(each.proposal.device_draft is not None for each in batch):
                 room = 0  # drafts of the device replace those of the host, and masks cannot be made for them
             try:

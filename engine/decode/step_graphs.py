@@ -16,6 +16,7 @@ from engine.decode.running import InFlightRequest
 from engine.decode.stage_graphs import Launchable, Launches, StageGraphs
 from engine.decode.step_kind import kind_of, masked
 from engine.decode.step_rows import StepRows
+from engine.limits import DECODE_ROWS
 from engine.ops.model import AnyModel
 
 
@@ -61,15 +62,18 @@ class StepGraphs:
         kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
         used = sum(1 + len(request.proposal) for request in requests)
         rows = used if n == 1 else decode_size(used)
-        count = max(len(request.proposal) for request in requests) if drafts is not None else 0
+        most = max(len(request.proposal) for request in requests)
+        # Passes of one request, and of few rows, have kernels for all numbers of rows of a sequence.
+        longest = padded(1 + most) if rows > DECODE_ROWS else 1
+        count = most if drafts is not None else 0
         entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
         drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()
         digested = any(request.running.request.receipt for request in requests)
-        key = (rows, entries, kind, apart, digested, drafting)
+        key = (rows, entries, longest, kind, apart, digested, drafting)
         if key not in self._graphs:
             mixed = n > 1
             before = self._before.of(rows, mixed) if self._before is not None else None
-            self._ops.plan(self._compute, rows, rows, None, mixed)
+            self._ops.plan(self._compute, rows, rows, None, mixed, longest=longest)
             kernels: list[Specialization] = [accept.lay_out()]
             if drafts is not None and drafting:
                 kernels += drafts.kernels(count, drafted, rows, kind)
@@ -80,7 +84,7 @@ class StepGraphs:
                 self._device.load(kernel)  # before a capture begins
             place = self._rows.addresses(rows, mixed)
             lists = drafts.lists(kind.mode) if drafts is not None and drafting else None
-            plan = self._ops.plan(self._compute, rows, rows, None, mixed)
+            plan = self._ops.plan(self._compute, rows, rows, None, mixed, longest=longest)
             assert plan.result is not None
             logits, stride = plan.result.address, plan.result.shape[-1]
             where = (logits, stride, rows, place, self._rows.at.address)

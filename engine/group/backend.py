@@ -78,6 +78,7 @@ class DeviceGroup:
         self.n_threads = self.lead.n_threads
         self.max_rows = min(ops.max_rows for ops in owners)
         self.decode_rows = min(ops.decode_rows for ops in owners)
+        self.drafted_rows = min(ops.drafted_rows for ops in owners)
         self.decode_answers = min(ops.decode_answers for ops in owners)
         self.splits = self.lead.splits
         self._model: _SharedModel | None = None

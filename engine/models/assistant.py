@@ -23,6 +23,7 @@ from engine.cache.pages import spare
 from engine.cache.sequence import Sequence
 from engine.errors import ModelError, UsageError
 from engine.gguf.file import GGUF
+from engine.limits import DECODE_ANSWERS
 from engine.models.attention_config import AttentionConfig
 from engine.models.base import Model
 from engine.models.config import ModelConfig
@@ -66,8 +67,8 @@ class Assistant(Gemma4Loader, ChainDrafter):
         self.check_complete()
         #: Memory for the inputs of the assistant's passes.
         self.inputs = ops.inputs()
-        #: int32 [2, decode_rows]: P and P - 1 of each row.
-        self.anchor = ops.zeros((2, ops.decode_rows), np.int32)
+        #: int32 [2, DECODE_ANSWERS]: P and P - 1 of each row.
+        self.anchor = ops.zeros((2, DECODE_ANSWERS), np.int32)
         #: float32 [sequences, length, n_embd_out]: h of position p is in row p % length.  There are more rows than steps in
         #: flight can write after the last committed position.
         sizes = target.cache.n_sequences, spare(target.ops.decode_rows), c.n_embd_out
@@ -113,7 +114,7 @@ class Assistant(Gemma4Loader, ChainDrafter):
         e = ops.embed(self._token_embd, batch.tokens, target.config.embedding_scale)
         x = self.pre_projection.apply(ops, ops.beside(e, self.hidden, batch))
         # All drafts of a step use the position of the last sampled token and see the positions before it.
-        places, last = (self.anchor[i : i + 1].reshape(ops.decode_rows)[: batch.rows] for i in range(2))
+        places, last = (self.anchor[i : i + 1].reshape(DECODE_ANSWERS)[: batch.rows] for i in range(2))
         here = replace(batch, positions=places)
         for il, (layer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
             memory = target.cache.layers[self._memories[il]]
@@ -131,7 +132,7 @@ class Assistant(Gemma4Loader, ChainDrafter):
     def stand(self, position: int) -> None:
         """Set P, the position of the last sampled token before the next drafts.  It must be at least 1."""
         anchor = np.array([[position], [position - 1]], np.int32)
-        self.ops.store(self.anchor, 0, np.repeat(anchor, self.ops.decode_rows, 1))
+        self.ops.store(self.anchor, 0, np.repeat(anchor, DECODE_ANSWERS, 1))
 
     @property
     def passes(self) -> tuple[Forward[Array]]:

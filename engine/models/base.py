@@ -21,14 +21,14 @@ from engine.cache.types import CHUNK, Types
 from engine.compile.jobs import Job
 from engine.errors import DeviceError
 from engine.gguf.file import GGUF
-from engine.limits import MOST_TOGETHER
+from engine.limits import DECODE_ROWS, MOST_TOGETHER
 from engine.models.classifier import Classifier, load_classifier
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter, Fusion
 from engine.models.joint import JointStage
 from engine.models.linear import Linear
 from engine.models.loader import Loader
-from engine.models.needs import SLICE, cache_specs, crossing_width, hidden_ring
+from engine.models.needs import SLICE, cache_specs, crossing_width, drafted_rows, hidden_ring
 from engine.models.norm import load_norm
 from engine.models.placement import LayerPart, Placement, parts_of
 from engine.models.relay import Relay, RelayedPass
@@ -369,6 +369,13 @@ class Model(Loader):
         return self.stages[-1].decode_answers if self.stages else self.ops.decode_answers
 
     @cached_property
+    def drafted_rows(self) -> int:
+        """The most rows of a decode batch with drafts: those of an answer where passes of more rows are slower, or go from
+        stage to stage."""
+        slow = bool(self.stages) or self.many_answers > self.ops.decode_rows + 1
+        return self.ops.decode_rows if slow else drafted_rows(self.ops, self.n_sequences)
+
+    @cached_property
     def many_answers(self) -> int:
         """The number of answers from which a decode batch of more than ``Executor.decode_rows`` is faster than several."""
         weights = Counter[str]()
@@ -453,7 +460,8 @@ class Model(Loader):
         rows = [np.array(values, np.int32) for values in (given, positions, slots)]
         if len(given) > step and (more := -len(given) % step):
             rows = [np.pad(values, (0, more), "edge") for values in rows]
-        return Batch(rows[0], rows[1], rows[2], mixed=len(parts) > 1)
+        longest = min(DECODE_ROWS, max(len(tokens) for _, tokens in parts))
+        return Batch(rows[0], rows[1], rows[2], mixed=len(parts) > 1, longest=longest)
 
     def memory(self, il: int, ops: Ops | None = None) -> Any:
         """The cache that layer il reads, a ``LayerMemory`` of the kind that its mixer specifies.

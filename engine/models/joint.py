@@ -43,7 +43,7 @@ class HostSide:
         and whether it is mixed."""
         self.ops = inputs.ops
         self.inputs = inputs
-        self.prompt_rows = self.decode_answers = self.ops.decode_rows
+        self.prompt_rows = self.decode_answers = self.drafted_rows = self.ops.decode_rows
         self.reads_together = False
         self.cache: KVCache = model.cache
         self._model = model

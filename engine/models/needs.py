@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from engine.cache.kv import pass_rows
 from engine.cache.spec import CacheSpec, Ring
 from engine.cache.types import Types
-from engine.limits import DECODE_ROWS
+from engine.limits import DECODE_ROWS, DRAFTED_ROWS
 from engine.models.config import ModelConfig
 from engine.models.placement import Placement
 from engine.ops.crossing import SLOTS
@@ -68,20 +68,25 @@ def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -
 
 
 def batch_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, n_sequences: int) -> int:
-    """An estimate of the memory in bytes for decode batches of more answers than have drafts, besides the passes that read
+    """An estimate of the memory in bytes for decode batches of more rows than one answer has, besides the passes that read
     prompts; 0 if there are none.
 
     n_sequences: the number of sequences.
     """
-    answers = min(n_sequences, ops.decode_answers)
-    if answers <= ops.decode_rows:
+    most = max(min(n_sequences, ops.decode_answers), drafted_rows(ops, n_sequences))
+    if most <= ops.decode_rows:
         return 0
-    rows = ops.padded_rows(answers, True)
+    rows = ops.padded_rows(most, True)
     scratch = max(layer.mixer.scratch_bytes(ops, n_ctx, rows) for layer in config.all_layers)
     # Prompts of so few rows have room in the memory of longer ones.
     products = ops.product_bytes(rows, max(_row_elements(config)))
     # The logits of smaller batches stay in memory of their own.
     return scratch + products + rows * (row_bytes(config) + 3 * 4 * config.n_vocab)
+
+
+def drafted_rows(ops: AnyOperations, n_sequences: int) -> int:
+    """The maximum number of rows in a decode batch with drafts of a model that has so many sequences."""
+    return max(ops.decode_rows, min(ops.drafted_rows, DRAFTED_ROWS * n_sequences))
 
 
 def cache_specs(config: ModelConfig, rewind: int, decode_rows: int = DECODE_ROWS) -> list[CacheSpec]:

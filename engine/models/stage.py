@@ -132,6 +132,7 @@ class Stage:
         #: The maximum number of rows of a prompt that the backend reads at a time.
         self.prompt_rows = inputs.prompt_rows
         self.decode_answers = inputs.answers
+        self.drafted_rows = inputs.ops.decode_rows
         begun = (part.layer for part in self.parts if part.begins(model.config))
         #: The layers before which a network that drafts reads the residual stream.
         self.tapped = [il for il in begun if il in inputs.taps]

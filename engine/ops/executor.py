@@ -75,10 +75,14 @@ class Executor(Protocol[A]):
     """The maximum number of rows in a pass that reads a prompt.  A model may use fewer."""
 
     decode_rows: int
-    """The maximum number of rows in a decode batch with drafts, for all answers that it continues."""
+    """The maximum number of rows of an answer in a decode batch."""
+
+    drafted_rows: int
+    """The maximum number of rows in a decode batch with drafts, for all answers that it continues; at least
+    ``decode_rows``."""
 
     decode_answers: int
-    """The maximum number of answers in a decode batch.  If there are more than ``decode_rows``, each has a single row."""
+    """The maximum number of answers in a decode batch."""
 
     splits: bool
     """Whether prefill passes are split into several pieces (``split``)."""

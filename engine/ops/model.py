@@ -38,6 +38,10 @@ class Recordable(Protocol[A]):
     def decode_answers(self) -> int:
         """The maximum number of answers in a decode batch, at most ``Operations.decode_answers``."""
 
+    @property
+    def drafted_rows(self) -> int:
+        """The maximum number of rows in a decode batch with drafts, at most ``Operations.drafted_rows``."""
+
     def compute(self, batch: Batch[A], n_logits: int) -> A | None:
         """The operations of a pass (``engine.ops.executor.Forward``).  Returns the logits of the last ``n_logits`` rows,
         float32 [n_logits, n_vocab], or None."""

@@ -14,7 +14,7 @@ from engine.errors import ModelError, NotFinite, NoToken
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 from engine.speculative.acceptance import distribution
-from engine.speculative.proposal import Distribution, Proposal
+from engine.speculative.proposal import Distribution, Proposal, script_of
 from engine.speculative.source import LoadedLLM, Source
 
 MOST_EXTRA = 256
@@ -97,7 +97,7 @@ class DraftModel(Source):
             sampler,
             p_min,
             with_distributions,
-            self.script,
+            script_of(self, sequence.slot),
         )
 
     def logits(self, history: list[int], salt: str = "") -> np.ndarray:

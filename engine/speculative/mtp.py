@@ -10,7 +10,7 @@ from engine.models.drafter import Drafter
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
 from engine.speculative.draft_model import Judge, by_logits, drafted
-from engine.speculative.proposal import Proposal
+from engine.speculative.proposal import Proposal, script_of
 from engine.speculative.source import LoadedLLM, Source
 
 
@@ -29,7 +29,7 @@ class MTPDraft(Source):
     def __init__(self, llm: LoadedLLM) -> None:
         self.llm = llm
         self.n_vocab = llm.config.n_vocab
-        #: int32 [n_ctx] or None: the token proposed for a position instead of the model's own, unless negative.
+        #: The tokens proposed instead of the model's own (``DeviceDraft.script``).
         self.script: np.ndarray | None = None
 
     @property
@@ -63,7 +63,14 @@ class MTPDraft(Source):
             return self._drafter.forward(history[-1], len(history) - 1, sequence, number, count)
 
         return drafted(
-            logits, known, count, sampler, p_min, with_distributions, self.script, self._judge(known, sequence)
+            logits,
+            known,
+            count,
+            sampler,
+            p_min,
+            with_distributions,
+            script_of(self, sequence.slot),
+            self._judge(known, sequence),
         )
 
     def _judge(self, known: Sequence[int], sequence: TokenSequence) -> Judge:

@@ -25,7 +25,8 @@ class DeviceDraft(Protocol):
     """The number of tokens that it can propose."""
 
     script: np.ndarray | None
-    """Proposals that replace its own token at a position, int32 [n_ctx], negative: not replaced; None: no replacements."""
+    """Proposals that replace its own token at a position, int32 [n_ctx], or [slots, n_ctx] for each sequence of the target,
+    negative: not replaced; None: no replacements."""
 
     @property
     def ops(self) -> DeviceOperations:
@@ -48,7 +49,7 @@ class DeviceDraft(Protocol):
 
     @property
     def anchor(self) -> Array | None:
-        """An array int32 [2, decode_rows] of ``ops`` for the position of the last sampled token of each request in a pass,
+        """An array int32 [2, DECODE_ANSWERS] of ``ops`` for the position of the last sampled token of each request in a pass,
         and the position before it; None if it uses neither."""
 
     @property
@@ -70,6 +71,12 @@ class DeviceDraft(Protocol):
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:
         """Note that a step with ``count`` drafts appended ``tokens`` to ``known``, which the target has in ``slot``."""
+
+
+def script_of(draft: DeviceDraft, slot: int) -> np.ndarray | None:
+    """The script of a source for the target's sequence in a slot, int32 [n_ctx]."""
+    script = draft.script
+    return script if script is None or script.ndim == 1 else script[slot]
 
 
 @dataclass

@@ -101,7 +101,7 @@ class Source:
     @property
     def anchor(self) -> Array | None:
         """Memory for the position of the last sampled token of each answer in a pass, and the position before it, int32 [2,
-        decode_rows]; None for sources that use neither."""
+        DECODE_ANSWERS]; None for sources that use neither."""
         return None
 
     @property

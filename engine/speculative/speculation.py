@@ -68,6 +68,11 @@ class Speculation:
             costs = Costs(self._plain) if self.adapts else NominalCosts(share)
             self._controllers[kind] = Controller(most, min(params.draft_min, most), costs)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a pass of its drafts has a row for each row of the target's pass."""
+        return self._draft is not None and self._draft.block is not None
+
     def choose(self, known: Sequence[int], room: int) -> Proposal:
         """What to verify after ``known``, with at most ``room`` drafts.
 

@@ -35,7 +35,7 @@ ANSWERS, PADDED = 37, 40
 """Answers of a batch: more than may have drafts; and the rows of their pass."""
 
 ROWS = 32
-"""The most rows of a batch with drafts that is tried; usually it is 16."""
+"""The most rows of a batch with drafts that is tried; on a CPU it is usually 16."""
 
 COUNT = 12
 """Tokens of each answer."""
@@ -44,8 +44,8 @@ DRAFTED = 8
 """Answers with drafts: each has up to ROWS / DRAFTED rows in a batch."""
 
 
-def load(path: Path, kind: str, rows: int = 16) -> engine.LLM:
-    """A random model on a backend whose decode batches with drafts have up to ``rows`` rows."""
+def load(path: Path, kind: str) -> engine.LLM:
+    """A random model, and what drafts for it, if there is anything."""
     files = [make_model(path / f"{shape}.gguf", shape, "Q8_0") for shape in KINDS[kind] if shape]
     draft = files[1] if len(files) > 1 else None
     return engine.load(
@@ -141,10 +141,8 @@ def test_batches_of_32_rows_with_drafts(tmp_path: Path, kind: str, monkeypatch: 
         prompts = [random.integers(0, n_vocab - 3, int(n)).tolist() for n in random.integers(2, 90, DRAFTED)]
         expected, rows = answers(llm, prompts)
         assert rows == [DRAFTED] * (COUNT - 2)
-        rewind = llm.cache.rewind
-    monkeypatch.setattr(Backend, "decode_rows", ROWS)
+    monkeypatch.setattr(Backend, "drafted_rows", ROWS)
     with load(tmp_path, kind) as llm:
-        assert llm.cache.rewind >= rewind
         drafted, rows = answers(llm, prompts, expected)
         assert drafted == expected
         # More rows than answers without drafts, and than a usual batch; and fewer batches than tokens.

@@ -38,7 +38,7 @@ class Chain:
         self.table = table
         self.cache = self.sequence = self
         self.tokens: list[int] = []
-        self.salt = ""
+        self.slot, self.salt = 0, ""
         self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
         self.ops = SimpleNamespace(decode_rows=16)
 

@@ -450,10 +450,10 @@ def test_propose(last: int) -> None:
         script, slots, starts = np.full(N_CTX, -1, np.int32), np.zeros(2, np.int32), np.array([0, 4], np.int32)
         script[8] = 33
         state = [N_CTX, starts, tokens, positions, slots, history, script if scripted else None, target]
-        run(accept.propose(scripted), 1, 32, [np.array([found, 99], np.int32), 1, 1 + last, 2, *state])
-        # Rows after the last one in use are copies of it; positions stop at the end of the context.
+        run(accept.propose(scripted), 1, 32, [np.array([found, 99], np.int32), 1, 1 + last, 2, *state, 14])
+        # Rows of the step after the last one in use are copies of it; positions stop at the end of the context.
         assert (tokens[0], positions[0]) == (token, min(at + 1, N_CTX - 1))
-        assert target.tolist() == [0, 1, 2, *[token] * (DECODE_ROWS - 3)]
+        assert target.tolist() == [0, 1, 2, *[token] * 11, 14, 15]
         assert (history != -99).nonzero()[0].tolist() == ([at + 1] if at + 1 < N_CTX else [])
         assert history[at + 1 :][:1].tolist() == ([token] if at + 1 < N_CTX else [])
 
@@ -478,7 +478,7 @@ def test_propose_for_several_answers(rows: int, draft: int) -> None:
         expected[9:] = 53
     past[3, 8] = 53
     state = [N_CTX, starts, tokens, positions, sequences, history, script, target]
-    run(accept.propose(True), 1, 32, [found, 4, rows, draft, *state], seed=rows)
+    run(accept.propose(True), 1, 32, [found, 4, rows, draft, *state, DECODE_ROWS], seed=rows)
     assert np.array_equal(history, past) and np.array_equal(target, expected)
     assert tokens[:4].tolist() == [51, 66, 53, 53] and (tokens[4:] == -99).all()
     assert np.array_equal(positions[:4], at + 1) and np.array_equal(sequences[:4], slots)
@@ -489,7 +489,7 @@ def test_begin_draft(rows: int, at: int) -> None:
     history = np.arange(100, 100 + N_CTX, dtype=np.int32)
     tokens, positions, sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
     target_positions = np.arange(at, at + DECODE_ROWS, dtype=np.int32)
-    anchor, slots = np.full((2, DECODE_ROWS), -99, np.int32), np.zeros(DECODE_ROWS, np.int32)
+    anchor, slots = np.full((2, DECODE_ANSWERS), -99, np.int32), np.zeros(DECODE_ROWS, np.int32)
     given = [np.array([0, 4], np.int32), target_positions, slots, N_CTX, history]
     run(accept.begin_draft(rows, rows == 1), 1, 32, [*given, tokens, positions, sequences, anchor])
     assert anchor[:, 0].tolist() == ([at, at - 1] if rows == 1 else [-99, -99]) and (anchor[:, 1:] == -99).all()
@@ -506,7 +506,7 @@ def test_begin_draft_of_several_answers(rows: int) -> None:
     starts, slots = np.array([0, 3, 4, 4, 4], np.int32), np.array([2, 2, 2, 1] + [-99] * 12, np.int32)
     target_positions = np.array([9, 10, 11, 5] + [-99] * 12, np.int32)
     tokens, positions, sequences = (np.full(DECODE_ROWS, -99, np.int32) for _ in range(3))
-    anchor, expected = (np.full((2, DECODE_ROWS), -99, np.int32) for _ in range(2))
+    anchor, expected = (np.full((2, DECODE_ANSWERS), -99, np.int32) for _ in range(2))
     given = [starts, target_positions, slots, N_CTX, history]
     run(accept.begin_draft(rows, True), 4, 32, [*given, tokens, positions, sequences, anchor])
     n = 4 * rows

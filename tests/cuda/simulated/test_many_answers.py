@@ -24,6 +24,12 @@ ANSWERS = 17
 BEGUN = {0: 15, 1: 1}
 """Tokens that some sequences hold before: the first one completes a segment of recurrent layers, and begins another."""
 
+DRAFTED = dict.fromkeys(range(ANSWERS), 1) | {0: 3, 1: 8, 2: 5, 16: 2}
+"""Rows of the sequences of a pass with drafts."""
+
+REFUSED = {1: 4, 2: 4}
+"""Of these rows, how many are not kept."""
+
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
@@ -52,7 +58,8 @@ def test_passes_of_many_answers(
     )
     rng = np.random.default_rng(1)
     known = [rng.integers(0, cpu.config.n_vocab, 20).tolist() for _ in range(ANSWERS)]
-    passes = [BEGUN, *[dict.fromkeys(range(ANSWERS), 1)] * 2]
+    each = dict.fromkeys(range(ANSWERS), 1)
+    passes = [BEGUN, each, DRAFTED, each]
     for counts in passes:
         found = []
         for llm in (cpu, gpu):
@@ -63,7 +70,8 @@ def test_passes_of_many_answers(
             ]
             found.append(llm.model.step(parts))
             for sequence, tokens in parts:
-                sequence.commit(tokens)
+                refused = REFUSED.get(sequence.slot, 0) if counts is DRAFTED else 0
+                sequence.commit(tokens[: len(tokens) - refused])
                 sequence.settle()
         for ours, theirs in zip(*found, strict=True):
             assert np.isfinite(ours).all()
@@ -74,6 +82,8 @@ def test_passes_of_many_answers(
 
 
 def test_the_rows_of_a_sequence() -> None:
-    """A decode pass of many rows of several sequences has a single one of each."""
+    """A decode pass of many rows of several sequences has a single one of each, unless it says how many."""
     rows = {n: np.zeros(n, np.int32) for n in (16, 17)}
     assert [Batch(x, x, x, mixed).run_rows for mixed in (False, True) for x in rows.values()] == [16, 17, 16, 1]
+    assert Batch(rows[17], rows[17], rows[17], True, longest=4).run_rows == 4
+    assert Batch(rows[17], rows[17], rows[17], True, longest=4).part(slice(17)).run_rows == 4

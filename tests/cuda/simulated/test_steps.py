@@ -350,6 +350,55 @@ def test_more_answers_than_have_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch
     assert {rows for rows, mixed in model.recorded if mixed} == {32}
 
 
+@pytest.mark.parametrize("draft", few(["own_layer", "draft_model", None]))
+def test_drafts_of_more_rows_than_one_answer_has(ops: Any, draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine answers with 0 to 2 drafts each, right ones and wrong ones, of the host or of the device, continue as they do
+    alone."""
+    count = 9
+    monkeypatch.setitem(globals(), "SLOTS", count)
+    model: Any = Table(ops)
+    source: Any = globals()[draft](model) if draft else None
+    steps, texts, runs = DeviceSteps(ops, model), [], []
+    for slot in range(count):
+        i = slot % len(PROMPTS)
+        sampler = Sampler(SamplerParams(**SAMPLERS[i]), N_VOCAB)
+        texts.append(alone(i, sampler))
+        known = texts[-1][: len(PROMPTS[i]) + slot // 3]
+        model.hold(slot, known[:-1])
+        runs.append(Running(Request(known, sampler, N_CTX - len(known)), model.sequences[slot], steps))
+        if source is not None:
+            source.script = np.array(texts[-1], np.int32)
+            source.script[len(known) + 1] = (source.script[len(known) + 1] + (slot % 2)) % N_VOCAB
+        steps.begin(runs[-1])
+        if source is not None and slot == 0:
+            # The first answer with drafts decides what makes them, for those that begin later.
+            launch(steps, [InFlightRequest(runs[0], Proposal(device_draft=source, count=1))])
+            runs[0].took(steps.take()[0], 0.0)
+    known = [len(run.known) for run in runs]
+    batch, expected = [], []
+    for slot, (run, text) in enumerate(zip(runs, texts, strict=True)):
+        n = (2, 0, 1, 2)[slot % 4]
+        expected.append(1 + (n if slot % 2 == 0 or source is None else min(n, 1)))
+        drafts = text[len(run.known) :][:n]
+        if source is None and n == 2 and slot % 3 == 0:
+            drafts[1], expected[-1] = (drafts[1] + 1) % N_VOCAB, 2
+        proposal = Proposal(drafts) if source is None else Proposal(device_draft=source if n else None, count=n)
+        batch.append(InFlightRequest(run, proposal))
+    launch(steps, batch)
+    for slot, (run, step) in enumerate(zip(runs, steps.take(), strict=True)):
+        assert step.error is None
+        run.took(step, 0.0)
+        assert slot == 0 or len(step.tokens) == expected[slot]
+    launch(steps, [InFlightRequest(run, Proposal()) for run in runs])
+    for run, step in zip(runs, steps.take(), strict=True):
+        run.took(step, 0.0)
+    for begun, run, text in zip(known, runs, texts, strict=True):
+        assert run.known == text[: len(run.known)] and len(run.known) >= begun + 2
+        assert run.sequence.tokens == run.known[:-1]
+        assert model.remembers(run.sequence)
+    assert {rows for rows, mixed in model.recorded if mixed} == {32, 16}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(12))
 def test_any_passes(ops: Any, seed: int) -> None:
