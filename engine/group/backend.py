@@ -84,8 +84,8 @@ class DeviceGroup:
         self._model: _SharedModel | None = None
         #: What the owners read of each other in the latest exchange.
         self._read: Sequence[Any] = ()
-        #: Parameters that have been divided, by their identity and the cut.
-        self._divided: dict[tuple[int, Cut], tuple[Whole, list[Any]]] = {}
+        #: Parameters that have been divided, by their identity, the cut and the axis.
+        self._divided: dict[tuple[int, Cut, int], tuple[Whole, list[Any]]] = {}
 
     @property
     def _each(self) -> Iterator[tuple[int, Ops]]:
@@ -127,13 +127,13 @@ class DeviceGroup:
 
     def _parameters(self, whole: Whole, cut: Cut, owner: int, axis: int = 0) -> Any:
         """The elements of a loaded vector of parameters, or the rows or columns of a loaded matrix, of an owner."""
-        key = id(whole), cut
+        key = id(whole), cut, axis
         if key not in self._divided:
-            assert whole.source is not None, "only loaded parameters are divided"
-            parts = []
+            assert whole.is_loaded, "only loaded parameters are divided"
+            source, parts = self.lead.download(whole.copies[0]), []
             for ops, runs in zip(self.owners, cut.runs, strict=True):
                 elements = np.concatenate([np.arange(*run) for run in runs])
-                parts.append(ops.upload(np.ascontiguousarray(np.take(whole.source, elements, axis))))
+                parts.append(ops.upload(np.ascontiguousarray(np.take(source, elements, axis))))
             self._divided[key] = whole, parts
         return self._divided[key][1][owner]
 
@@ -174,7 +174,7 @@ class DeviceGroup:
 
     # --- operations on columns -------------------------------------------------------------------------------------
 
-    def _by_column(self, name: str, arrays: Sequence[Value | None], compute: Callable[..., Any]) -> Value:
+    def _by_column(self, arrays: Sequence[Value | None], compute: Callable[..., Any]) -> Value:
         """An operation on single elements, of arrays [rows, n].  It is divided if one of them is."""
         cut = next((x.cut for x in arrays if isinstance(x, Divided)), None)
         if cut is None:
@@ -183,20 +183,20 @@ class DeviceGroup:
         return self._with_cut(cut, parts)
 
     def plain(self, x: Value) -> Value:
-        return self._by_column("plain", [x], lambda ops, x: ops.plain(x))
+        return self._by_column([x], lambda ops, x: ops.plain(x))
 
     def scale(self, x: Value, factor: float) -> Value:
-        return self._by_column("scale", [x], lambda ops, x: ops.scale(x, factor))
+        return self._by_column([x], lambda ops, x: ops.scale(x, factor))
 
     def softcap(self, x: Value, cap: float) -> Value:
-        return self._by_column("softcap", [x], lambda ops, x: ops.softcap(x, cap))
+        return self._by_column([x], lambda ops, x: ops.softcap(x, cap))
 
     def activate(self, activation: Activation, gate: Value | None, up: Value) -> Value:
-        return self._by_column("activate", [gate, up], lambda ops, gate, up: ops.activate(activation, gate, up))
+        return self._by_column([gate, up], lambda ops, gate, up: ops.activate(activation, gate, up))
 
     def add(self, x: Value, y: Value, scale: float = 1.0) -> Value:
         if len(y.shape) == len(x.shape):
-            return self._by_column("add", [x, y], lambda ops, x, y: ops.add(x, y, scale))
+            return self._by_column([x, y], lambda ops, x, y: ops.add(x, y, scale))
         if not isinstance(x, Divided):
             return cast(Whole, self._by_all("add", (x, y, scale), {}))
         bias = y.whole()
@@ -401,14 +401,16 @@ class DeviceGroup:
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def weight(self, weight: Weight, host: bool = False) -> SharedMatrix:
-        """A matrix whose rows are divided by heads, if it has any, or evenly; as a whole for each owner if it is small, or if
-        ``host`` is true.  Of stacked matrices, each is divided in the same way."""
+        """A matrix whose rows are divided by heads, if it has any, or evenly; as a whole for each owner if it is small.  Of
+        stacked matrices, each is divided in the same way.  If ``host`` is true, all owners read it in host memory."""
         n, heads, rows = len(self.owners), weight.heads, weight.rows // weight.stack
+        if host:
+            return SharedMatrix(weight.name, weight.rows, weight.columns, None, [self.lead.weight(weight, host)] * n)
         cut = None
-        if not host and heads is not UNDIVIDED:
+        if heads is not UNDIVIDED:
             cut = even_cut(rows, n) if heads is None else heads.cut(n)
         if cut is None:
-            parts = [ops.weight(weight, host) for ops in self.owners]
+            parts = [ops.weight(weight) for ops in self.owners]
         elif weight.stack > 1:
             parts = [ops.weight(weight.of_each(*run)) for ops, (run,) in zip(self.owners, cut.runs, strict=True)]
         else:
@@ -416,7 +418,7 @@ class DeviceGroup:
         return SharedMatrix(weight.name, weight.rows, weight.columns, cut, parts)
 
     def upload(self, array: np.ndarray) -> Whole:
-        return Whole([ops.upload(array) for ops in self.owners], array)
+        return Whole([ops.upload(array) for ops in self.owners], is_loaded=True)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Whole:
         return Whole([ops.zeros(shape, dtype) for ops in self.owners])

@@ -3,20 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from engine.shares import Cut
 
 
 class Whole:
     """An array of which every owner has a copy.
 
-    copies: the array of each owner; source: the values from which parts for owners can be made, None if they are results.
+    copies: the array of each owner; is_loaded: whether they are parameters of a file, which keep their values.
     """
 
-    def __init__(self, copies: Sequence[Any], source: np.ndarray | None = None) -> None:
+    def __init__(self, copies: Sequence[Any], is_loaded: bool = False) -> None:
         self.copies = list(copies)
-        self.source = source
+        self.is_loaded = is_loaded
 
     @property
     def shape(self) -> tuple[int, ...]:
