@@ -43,8 +43,8 @@ from engine.models.needs import cache_specs, context_bytes
 from engine.models.placement import Placement
 from engine.models.registry import (
     build,
+    can_be_shared,
     is_mtp,
-    is_standard,
     load_layer_that_drafts,
     read_assistant,
     read_config,
@@ -261,8 +261,9 @@ def load(
     drafter, draft_ops = None, ops
     if draft_model is not None:
         drafter = _open(draft_model, check_tensors, progress)
-        # On one GPU both models share a device object, so that drafts need not leave the GPU.
-        draft_ops = open_device(device_draft or names[-1], n_threads, gpus[-1], batch_size, limit)
+        # On one GPU both models share a device object, so that drafts need not leave the GPU: that which chooses tokens.
+        at = 0 if shared else -1
+        draft_ops = open_device(device_draft or names[at], n_threads, gpus[at], batch_size, limit)
     # A layer of a model in a file of its own.
     layer = drafter.gguf if drafter is not None and is_mtp(drafter.gguf) else None
     if layer is not None and device_draft is not None:
@@ -272,7 +273,7 @@ def load(
         )
     # An assistant can only draft for the model whose outputs, keys and values it reads.
     assists = drafter is not None and layer is None and drafter.gguf.get("general.architecture", "str", "") == ASSISTANT
-    if drafter is not None and assists and not draft_ops.can_reach(ops):
+    if drafter is not None and assists and device_draft is not None and not draft_ops.can_reach(ops):
         raise UsageError(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
             "leave out its device (device_draft=...)."
@@ -599,7 +600,7 @@ def _check_shared(config: ModelConfig, gguf: GGUF, n_owners: int, options: _Opti
         )
     if options.kv_budget:
         raise UsageError("kv_budget is for one device, or devices with some layers each: leave it out (kv_budget=0).")
-    why = why_not_shared(config, n_owners, is_standard(config))
+    why = why_not_shared(config, n_owners, can_be_shared(config))
     if why:
         raise UsageError(f"{gguf.path.name}: {why}.")
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from engine.arrays import Batch
 from engine.cache.pages import PagedMemory
 from engine.cache.spec import CacheSpec, Download, HeldPages, LayerMemory, StoredRows
 from engine.cache.types import Types
@@ -53,6 +54,17 @@ class SharedLayer(LayerMemory[Any]):
     def types(self) -> Types | None:
         """The element types of the cache, which are those of all parts."""
         return self.parts[0].types
+
+    @property
+    def window(self) -> int:
+        """Which positions a row of attention reads, which are the same for all owners (``engine/cache/window.py``)."""
+        window: int = cast(Any, self.parts[0]).window
+        return window
+
+    def places(self, batch: Batch[Any]) -> Any:
+        """Where the pages hold the rows of a pass, int32 [rows]: at their positions, since its sequences are not thinned."""
+        assert batch.thinned is None
+        return batch.positions
 
     def bytes_per_token(self, visible: np.ndarray) -> float:
         """The mean number of bytes that a token reads and writes at all owners.

@@ -167,6 +167,7 @@ class DeviceGroup:
     keep_rows = _replicated("keep_rows")
     beside = _replicated("beside")
     mtp_input = _replicated("mtp_input")
+    per_layer_inputs = _replicated("per_layer_inputs")
     rows_before = _replicated("rows_before")
     columns = _replicated("columns")
     join_columns = _replicated("join_columns")

@@ -67,8 +67,8 @@ class Assistant(Gemma4Loader, ChainDrafter):
         self.check_complete()
         #: Memory for the inputs of the assistant's passes.
         self.inputs = ops.inputs()
-        #: int32 [2, DECODE_ANSWERS]: P and P - 1 of each row.
-        self.anchor = ops.zeros((2, DECODE_ANSWERS), np.int32)
+        #: int32 [2, DECODE_ANSWERS]: P and P - 1 of each row, where steps write them: all owners read them there.
+        self.anchor = ops.owners[0].zeros((2, DECODE_ANSWERS), np.int32)
         #: float32 [sequences, length, n_embd_out]: h of position p is in row p % length.  There are more rows than steps in
         #: flight can write after the last committed position.
         sizes = target.cache.n_sequences, spare(target.ops.decode_rows), c.n_embd_out
@@ -132,7 +132,7 @@ class Assistant(Gemma4Loader, ChainDrafter):
     def stand(self, position: int) -> None:
         """Set P, the position of the last sampled token before the next drafts.  It must be at least 1."""
         anchor = np.array([[position], [position - 1]], np.int32)
-        self.ops.store(self.anchor, 0, np.repeat(anchor, DECODE_ANSWERS, 1))
+        self.ops.owners[0].store(self.anchor, 0, np.repeat(anchor, DECODE_ANSWERS, 1))
 
     @property
     def passes(self) -> tuple[Forward[Array]]:

@@ -63,6 +63,9 @@ class Model(Loader):
     loader_type: type[Loader] = Loader
     """The class of the loaders of further devices."""
 
+    can_be_shared = False
+    """Whether several devices can share its layers: their operations are those that a group of devices has."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -261,7 +264,7 @@ class Model(Loader):
     def dropped(self, memory: int) -> Array | None:
         """The number of positions that each sequence has dropped, int32 [slots], beside cache ``memory``; None if sequences
         are not thinned."""
-        return self.cache.memories[self.placement.memory(self.config.owners[memory])].dropped
+        return self.cache.memories[self.placement.memory(self.config.owners[memory]).owners[0]].dropped
 
     def masses(self, sequence: Sequence) -> np.ndarray:
         """The masses of the chunks of a sequence whose last rows have been observed, int64 [chunks]."""

@@ -13,6 +13,7 @@ from engine.ops.operations import Ops
 class StandardDecoder(Model):
     """A model of any architecture whose layers ``LayerConfig`` describes."""
 
+    can_be_shared = True
     layers: list[Layer]
 
     def load_layer(self, il: int) -> Layer:

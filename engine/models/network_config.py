@@ -128,8 +128,8 @@ class ExpertsConfig(NetworkConfig):
 
     @property
     def can_be_shared(self) -> bool:
-        """Whether there is no dense network beside the experts, and weights are those of outputs."""
-        return self.beside is None and not self.weighs_inputs
+        """Whether the weights of experts are those of their outputs."""
+        return not self.weighs_inputs
 
     @property
     def is_mixture(self) -> bool:

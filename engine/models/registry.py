@@ -10,7 +10,6 @@ from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.config import ASSISTANT, DFLASH, EAGLE3, ModelConfig
-from engine.models.decoder import StandardDecoder
 from engine.models.dflash import DFlash, load_dflash
 from engine.models.dflash_config import with_dflash
 from engine.models.eagle3 import load_eagle3, with_eagle3
@@ -235,9 +234,9 @@ def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP | DFlash:
     return load_mtp(model, layer) if model.config.streams is None else load_streams_mtp(model, layer)
 
 
-def is_standard(config: ModelConfig) -> bool:
-    """Whether the layers of a model are the ones that ``LayerConfig`` describes, with no further parts."""
-    return ARCHITECTURES[config.architecture].model is StandardDecoder
+def can_be_shared(config: ModelConfig) -> bool:
+    """Whether several devices can share the layers of a model of this architecture (``engine/models/sharing.py``)."""
+    return ARCHITECTURES[config.architecture].model.can_be_shared
 
 
 def without_mtp(config: ModelConfig) -> ModelConfig:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from engine.models.config import ModelConfig
-from engine.shares import even_cut, share
+from engine.shares import STEP, even_cut, share
 
 Range = tuple[int, int]
 """Elements [first, last)."""
@@ -35,13 +35,13 @@ def owned(config: ModelConfig, n_owners: int) -> tuple[Owned, ...]:
     return tuple(found)
 
 
-def why_not_shared(config: ModelConfig, n_owners: int, is_standard: bool = True) -> str:
+def why_not_shared(config: ModelConfig, n_owners: int, can_be_shared: bool = True) -> str:
     """Why this number of devices cannot share a model, as a clause that says what to do; "" if they can.
 
-    is_standard: whether its layers have no other parts than a mixer and a network.
+    can_be_shared: whether its architecture allows it (``Model.can_be_shared``).
     """
     one = "use one device, or give each of them some of its layers"
-    if not is_standard or config.streams is not None or config.n_per_layer or config.n_shared:
+    if not can_be_shared or config.streams is not None or config.n_shared:
         return f"several devices cannot share the layers of a {config.architecture} model; {one}"
     if not config.causal or config.pooling:
         return "several devices cannot share the layers of a model that reads whole texts; use one device"
@@ -53,10 +53,15 @@ def why_not_shared(config: ModelConfig, n_owners: int, is_standard: bool = True)
             return f"several devices cannot share the mixers of a {config.architecture} model; {one}"
         if not network.can_be_shared:
             return f"several devices cannot share the mixtures of a {config.architecture} model; {one}"
-        if mixer.most_owners < n_owners:
-            heads = "one head" if mixer.most_owners == 1 else f"{mixer.most_owners} heads"
-            fewer = f"at most {mixer.most_owners} devices" if mixer.most_owners > 1 else "one device"
-            return f"{n_owners} devices cannot share the {heads} of keys of a layer; use {fewer}"
-    if any(even_cut(size, n_owners) is None for size in (config.n_embd, config.n_vocab)):
-        return f"{n_owners} devices cannot share rows of {config.n_embd} elements; use fewer devices"
+    heads = min(layer.mixer.most_owners for layer in config.all_layers)
+    if heads < n_owners:
+        shared = f"the {heads} heads" if heads > 1 else "the one head"
+        return f"{n_owners} devices cannot share {shared} of keys of a layer; use {_at_most(heads)}"
+    shortest = min(config.n_embd, config.n_vocab)
+    if even_cut(shortest, n_owners) is None:
+        return f"{n_owners} devices cannot share rows of {shortest} elements; use {_at_most(-(-shortest // STEP))}"
     return ""
+
+
+def _at_most(n: int) -> str:
+    return f"at most {n} devices" if n > 1 else "one device"

@@ -1,5 +1,7 @@
 """What each of several devices owns: everything has one owner, and heads stay together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,4 +105,11 @@ def test_why_a_model_cannot_be_shared() -> None:
 
     assert reason("Qwen2.5-1.5B", 3) == "3 devices cannot share the 2 heads of keys of a layer; use at most 2 devices"
     assert reason("DeepSeek-V3", 2).startswith("several devices cannot share the mixers of a deepseek2 model; ")
-    assert reason("gemma-4-E2B", 2).startswith("several devices cannot share the layers of a gemma4 model; ")
+    assert reason("gemma-4-E2B", 2) == "2 devices cannot share the one head of keys of a layer; use one device"
+    # Its layers that slide have 16 heads of keys, and the others 4.
+    assert reason("Gemma-4-31B-IT", 8) == "8 devices cannot share the 4 heads of keys of a layer; use at most 4 devices"
+    assert not reason("Gemma-4-31B-IT", 4)
+    config = read_config(file_of("Gemma-4-31B-IT"))
+    narrow = replace(config, n_embd=96)
+    assert why_not_shared(narrow, 4) == "4 devices cannot share rows of 96 elements; use at most 3 devices"
+    assert not why_not_shared(narrow, 3) and why_not_shared(config, 2, False).startswith("several devices cannot share")

@@ -71,13 +71,23 @@ def test_a_cut_anywhere(data: st.DataObject, tmp_path_factory: pytest.TempPathFa
     assert list(facts(llm)) == expected
 
 
+@pytest.mark.parametrize("name", ["dense", "hybrid", "mixture", "hybrid mixture", "gemma4"])
+def test_four_devices(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(facts(loaded(name, tmp_path)))
+    relayed(monkeypatch, [0, 1, -1], 16)
+    llm = loaded(name, tmp_path)
+    assert len(llm.model.devices) == 4
+    assert list(facts(llm)) == expected
+
+
 @pytest.mark.parametrize("name", ["hybrid", "gemma4", "eagle3", "dflash"])
-def test_answers_with_drafts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cuts", [[1], [0, 1, -1]], ids=["two devices", "four devices"])
+def test_answers_with_drafts(name: str, cuts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = files(name, tmp_path) | {"n_threads": 1}
     whole = engine.load(**given)
-    relayed(monkeypatch, [1], 16)
+    relayed(monkeypatch, cuts, 16)
     llm = engine.load(**given)
-    assert llm.model.relay is not None and llm.draft is not None
+    assert len(llm.model.devices) == len(cuts) + 1 and llm.model.relay is not None and llm.draft is not None
     prompt = np.random.default_rng(5).integers(0, llm.config.n_vocab - 3, 30).tolist()
     for temperature in (0.0, 0.9):
         options: dict[str, Any] = {"max_tokens": 12, "temperature": temperature, "seed": 4, "ignore_eos": True}

@@ -36,6 +36,7 @@ from engine.ops.activation import GEGLU
 from engine.ops.experts import Experts
 from engine.ops.heads import Heads
 from engine.ops.operations import Ops
+from engine.shares import UNDIVIDED, HeadRows
 
 
 @dataclass
@@ -112,7 +113,7 @@ class Gemma4Loader(Loader):
         q_norm = self.vector(blk + "attn_q_norm.weight", d)
         k_norm = self.vector(blk + "attn_k_norm.weight", d) if own else None
         heads = Heads(mixer.n_head, mixer.n_head_kv, d, d, True, mixer.scale, c.norm_eps, q_norm, k_norm)
-        q, k, v = self._inputs(blk, rows, kv_rows, own)
+        q, k, v = self._inputs(blk, rows, kv_rows, mixer.n_head_kv, own)
         return Gemma4Mixer(
             attn_norm=self.vector(blk + "attn_norm.weight", c.n_embd),
             attn_q=q,
@@ -147,20 +148,24 @@ class Gemma4Loader(Loader):
             )
         return layer
 
-    def _inputs(self, blk: str, rows: int, kv_rows: int, own: bool) -> tuple[Linear, Linear | None, Linear | None]:
+    def _inputs(
+        self, blk: str, rows: int, kv_rows: int, n_head_kv: int, own: bool
+    ) -> tuple[Linear, Linear | None, Linear | None]:
         """Load the linear layers of queries, keys and values.  Some files have all three in one tensor.
 
+        n_head_kv: the number of heads of keys and values, to which the rows of all three belong.
         own: whether the layer has its own keys and values.  If it has no linear layer of values, None is returned for it, and
             the keys are also the values.
         """
-        n_embd = self.config.n_embd
+        n_embd, names = self.config.n_embd, ("attn_q", "attn_k", "attn_v")
         if self.has(blk + "attn_qkv.weight"):
-            fused = self.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (rows, kv_rows, kv_rows), n_embd)
+            fused = self.linears(blk, names, "attn_qkv", (rows, kv_rows, kv_rows), n_embd, n_head_kv)
             return fused[0], fused[1] if own else None, fused[2] if own else None
-        k = self.linear(blk + "attn_k", kv_rows, n_embd) if own else None
+        of_q, of_kv = HeadRows(n_head_kv, (rows,)), HeadRows(n_head_kv, (kv_rows,))
+        k = self.linear(blk + "attn_k", kv_rows, n_embd, of_kv) if own else None
         has_v = own and self.has(blk + "attn_v.weight")
-        v = self.linear(blk + "attn_v", kv_rows, n_embd) if has_v else None
-        return self.linear(blk + "attn_q", rows, n_embd), k, v
+        v = self.linear(blk + "attn_v", kv_rows, n_embd, of_kv) if has_v else None
+        return self.linear(blk + "attn_q", rows, n_embd, of_q), k, v
 
     def _mixture(self, blk: str, e: ExpertsConfig) -> AddedExperts:
         c = self.config
@@ -170,7 +175,7 @@ class Gemma4Loader(Loader):
         experts = Experts(
             e.n_expert,
             e.n_used,
-            self.ops.weight(router),
+            self.ops.weight(replace(router, heads=UNDIVIDED)),
             gate,
             up,
             self.matrix(blk + "ffn_down_exps.weight", c.n_embd, e.n_ff, e.n_expert),
@@ -270,6 +275,7 @@ class GemmaModel(Gemma4Loader, Model):
 class Gemma4(GemmaModel):
     """A model with the architecture gemma4, for text only."""
 
+    can_be_shared = True
     layers: list[Gemma4Layer]
 
     def load_layer(self, il: int) -> Gemma4Layer:
