@@ -51,8 +51,9 @@ from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.crossing import DeviceCrossing
-from engine.cuda.runtime.device import Device, Mark
+from engine.cuda.runtime.device import Device, Graph, Mark
 from engine.cuda.runtime.jobs import gpu_job
+from engine.cuda.runtime.meeting import MeetingGraph
 from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.occupant import Occupant
 from engine.cuda.runtime.plans import Plans, decode_size, logits_of_prompts, padded, rows_of
@@ -149,6 +150,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     @property
     def owners(self) -> tuple["Backend"]:
         return (self,)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return (self.device,)
 
     @property
     def label(self) -> str:
@@ -507,6 +512,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         if self._occupant is not None and self._occupant is not occupant:
             self._occupant.leave(True)
         self._occupant = occupant
+
+    def include(self, plan: Plan) -> None:
+        self.plans.include(plan)
+
+    def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
+        return self.plans.whole(plan, graph)
 
     def start(self, plan: Plan) -> None:
         """Start the kernels of a plan one by one; with an observer, each waits for the one before it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.compile.jobs import Job
 from engine.decode.graph_operations import GraphOperations
+from engine.decode.group_operations import graph_operations
 from engine.decode.host_steps import HostSteps
 from engine.decode.request import RowReader
 from engine.decode.running import Steps
@@ -19,7 +20,7 @@ def _chooser(model: AnyModel[Any]) -> GraphOperations | None:
     """The backend that chooses the tokens of a model.  None if the host does: on the CPU, and for a model with layers on the
     CPU, whose stages the host runs one after another."""
     on_host = bool(model.stages) and model.relay is None
-    return model.ops if isinstance(model.ops, GraphOperations) and not on_host else None
+    return None if on_host else graph_operations(model.ops)
 
 
 def can_sample(model: AnyModel[Any], params: SamplerParams) -> bool:
@@ -56,7 +57,7 @@ def row_reader(model: AnyModel[Any], sampler: Sampler, text: Sequence[int]) -> R
 
 def ahead_drafted(ops: AnyOperations) -> int:
     """The number of steps with drafts that may be in flight at once."""
-    if not isinstance(ops, GraphOperations):
+    if graph_operations(ops) is None:
         return HostSteps.ahead_drafted
     from engine.decode.device_steps import DeviceSteps
 

@@ -8,7 +8,7 @@ from engine.cuda import accept
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.device_sampler import Candidates, DeviceSampler, Rows
-from engine.decode.graph_operations import GraphOperations
+from engine.decode.group_operations import graph_operations
 from engine.decode.step_kind import Kind
 from engine.models.drafter import BlockPass, pass_of
 from engine.ops.executor import Forward
@@ -22,8 +22,9 @@ class DeviceDrafts:
 
     def __init__(self, draft: DeviceDraft, n_slots: int) -> None:
         self.draft = draft
-        # It computes on this device, so its arrays are tensors.
-        self._ops = cast(GraphOperations, draft.ops)
+        ops = graph_operations(draft.ops)
+        assert ops is not None, "the device of these steps makes its drafts"
+        self._ops = ops
         self._device = self._ops.device
         self._n_ctx = draft.n_ctx
         self._inputs = self._ops.inputs()
@@ -102,7 +103,7 @@ class DeviceDrafts:
             assert plan.result is not None
             # Kernels of a pass may read positions before the previous kernel has ended, but here that kernel writes them.
             device.finish()
-            ops.start(plan)
+            ops.include(plan)
             tokens, positions, sequences = (address + 4 * (reads - 1) for address in mine)
             sampled = Rows(tokens, positions, sequences, target.starts, history)
             n_vocab, every = plan.result.shape[-1], reads if n_entries > 1 else 1
@@ -125,7 +126,7 @@ class DeviceDrafts:
         self._device.launch(accept.begin_block(), 1, 32, [*given, *numbers, *mine])
         # Kernels of a pass may read positions before the previous kernel has ended, but here that kernel writes them.
         self._device.finish()
-        self._ops.start(plan)
+        self._ops.include(plan)
 
 
 def drafting_kernels() -> list[Specialization]:

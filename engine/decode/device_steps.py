@@ -61,7 +61,8 @@ class LaunchedBatch:
 
 
 class DeviceSteps(ModelSteps):
-    """Steps of one model on one GPU.  Several passes may be in flight, unless one of them has drafts from the host."""
+    """Steps of one model whose tokens a GPU chooses.  Several passes may be in flight, unless one of them has drafts from the
+    host."""
 
     ahead = AHEAD
     ahead_drafted = AHEAD_DRAFTED
@@ -73,7 +74,7 @@ class DeviceSteps(ModelSteps):
         self._device = ops.device
         #: All devices that compute the steps.
         relayed = () if model.relay is None else model.relay.stages
-        self._devices = [cast(GraphOperations, stage.ops).device for stage in relayed] or [ops.device]
+        self._devices = [cast(GraphOperations, stage.ops).device for stage in relayed] or list(ops.devices)
         self._model = model
         n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
         self._chooser = DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)

@@ -11,7 +11,8 @@ from engine.ops.executor import Forward
 
 if TYPE_CHECKING:
     # The packages that these need are optional.
-    from engine.cuda.runtime.device import Device
+    from engine.cuda.runtime.device import Device, Graph
+    from engine.cuda.runtime.meeting import MeetingGraph
     from engine.cuda.runtime.occupant import Occupant
     from engine.cuda.runtime.tensor import Plan, Tensor
     from engine.ops.crossing import Crossing
@@ -22,9 +23,14 @@ class GraphOperations(Protocol):
     """What steps use of such a backend."""
 
     device: "Device"
+    """The device that chooses tokens."""
     tokens: "Tensor"
     positions: "Tensor"
     sequences: "Tensor"
+
+    @property
+    def devices(self) -> "tuple[Device, ...]":
+        """The devices of its passes, the first of which is ``device``."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> "Tensor":
         """A zeroed array that outlives the pass."""
@@ -48,8 +54,11 @@ class GraphOperations(Protocol):
     ) -> "Plan":
         """A recorded pass."""
 
-    def start(self, plan: "Plan") -> None:
-        """Start its kernels one by one."""
+    def include(self, plan: "Plan") -> None:
+        """Launch its kernels in a graph that ``device`` captures."""
+
+    def whole(self, plan: "Plan", graph: "Graph") -> "Graph | MeetingGraph":
+        """A graph that includes a pass, as what one call launches on all of its devices."""
 
     def crossing(self, source: "GraphOperations", n_bytes: int) -> "Crossing[Tensor]":
         """The way of up to ``n_bytes`` bytes at a time from another GPU to this one."""

@@ -30,10 +30,10 @@ class Choice(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens.  On several
-    GPUs it has more graphs, and copies between them."""
+    """The graph of a step, or, if a request has a grammar, the graph of its pass and the sampling of its tokens.  If several
+    GPUs have some layers each, there are more graphs, and copies between them."""
 
-    graph: Graph | Launches
+    graph: Launchable
     choice: Choice | None
 
 
@@ -99,12 +99,13 @@ class StepGraphs:
             with self._device.capture() as graph:
                 if drafts is not None and drafting and before is None:
                     drafts.launch(count, drafted, place, rows, kind)
-                self._ops.start(plan)
+                self._ops.include(plan)
                 if digested:
                     self._chooser.launch_digests(logits, stride, rows, place)
                 if not apart:
                     choose()
-            whole = Launches([*parts, graph]) if parts else graph
+            last = self._ops.whole(plan, graph)
+            whole = Launches([*parts, last]) if parts else last
             graphs = Graphs(whole, None)
             if apart:
                 with self._device.capture() as choice:

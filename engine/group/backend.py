@@ -510,6 +510,10 @@ class DeviceGroup:
     def inputs(self) -> Batch[Any] | None:
         return self.lead.inputs()
 
+    def of_all(self, forward: Forward[Any]) -> Forward[Any]:
+        """A pass of the group as a pass of its lead, equal for equal passes."""
+        return _Together(self, forward)
+
     def run(
         self,
         forward: Forward[Any],
@@ -519,12 +523,12 @@ class DeviceGroup:
         most: int = 0,
         out: np.ndarray | None = None,
     ) -> np.ndarray | None:
-        return self.lead.run(_Together(self, forward), batch, n_logits, inputs, most, out)
+        return self.lead.run(self.of_all(forward), batch, n_logits, inputs, most, out)
 
     def split(
         self, forward: Forward[Any], batch: Batch[np.ndarray], n_logits: int, most: int = 0, at_once: bool = False
     ) -> SplitPass:
-        return self.lead.split(_Together(self, forward), batch, n_logits, most, at_once)
+        return self.lead.split(self.of_all(forward), batch, n_logits, most, at_once)
 
     def many_answers(self, weights: Mapping[str, int]) -> int:
         return self.lead.many_answers(weights)
@@ -548,10 +552,10 @@ class DeviceGroup:
         return self._model
 
     def pass_jobs(self, forward: Forward[Any], most: int = 1) -> list[Job]:
-        return self.lead.pass_jobs(_Together(self, forward), most)
+        return self.lead.pass_jobs(self.of_all(forward), most)
 
     def load_pass(self, forward: Forward[Any], most: int = 1) -> None:
-        self.lead.load_pass(_Together(self, forward), most)
+        self.lead.load_pass(self.of_all(forward), most)
 
     def expect_drafts(self) -> None:
         for ops in self.owners:

@@ -6,7 +6,7 @@ bring those of the others into the same graph, whose launch is then a single cal
 
 from collections.abc import Sequence
 
-from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.device import Device, Graph
 
 
 class Meeting:
@@ -38,3 +38,18 @@ class Meeting:
             for other, mark in self._marks.items():
                 if other is not device:
                     device.follow(mark)
+
+
+class MeetingGraph:
+    """A graph with kernels on several devices.  It starts after everything that was launched on any of them, and what is
+    launched next on any of them starts after it."""
+
+    def __init__(self, meeting: Meeting, graph: Graph) -> None:
+        self._meeting = meeting
+        self._graph = graph
+
+    def launch(self) -> None:
+        """Launch the graph."""
+        self._meeting.gather()
+        self._graph.launch()
+        self._meeting.part()

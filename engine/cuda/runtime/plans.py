@@ -6,8 +6,8 @@ from functools import partial
 
 from engine.arrays import Batch, Role
 from engine.cuda.rows import NARROW_ROWS
-from engine.cuda.runtime.device import Device, shared_percent
-from engine.cuda.runtime.meeting import Meeting
+from engine.cuda.runtime.device import Device, Graph, shared_percent
+from engine.cuda.runtime.meeting import Meeting, MeetingGraph
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
 from engine.limits import DECODE_ROWS, MOST_TOGETHER
@@ -139,8 +139,16 @@ class Plans:
         for launch in plan.launches:
             plan.devices[launch.device].load(launch.kernel)
         with self._device.capture() as graph:
-            self._launch(plan, plan.launches)
+            self.include(plan)
         plan.graph = graph
+
+    def include(self, plan: Plan) -> None:
+        """Launch the kernels of a plan in a graph that is being captured on its first device."""
+        self._launch(plan, plan.launches)
+
+    def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
+        """A graph that includes a plan, as what one call launches on all of its devices."""
+        return graph if len(plan.devices) == 1 else MeetingGraph(self._meeting(plan), graph)
 
     def start_whole(self, plan: Plan) -> None:
         """Launch a plan.  On its first launches it has no graph, so its kernels are launched one by one: the first ones run
@@ -152,10 +160,7 @@ class Plans:
                 self.capture(plan)
             plan.started = True
             return
-        meeting = self._meeting(plan)
-        meeting.gather()
-        plan.graph.launch()
-        meeting.part()
+        self.whole(plan, plan.graph).launch()
 
     def start(self, plan: Plan, then: Callable[[Launch], None] | None = None, which: slice = slice(None)) -> None:
         """Launch the kernels of a plan one by one.  then: called after each kernel has ended; which: the kernels to

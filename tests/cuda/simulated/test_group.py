@@ -1,6 +1,9 @@
 """Models whose layers simulated GPUs share have the bits of the CPU alone, with owners on one device or on several."""
 
+import gc
+import weakref
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +17,32 @@ if not SIMULATED:
 import engine
 from engine import loading
 from engine.cuda.backend import Backend
+from engine.errors import DeviceError
 from engine.group.backend import DeviceGroup
+from engine.models.delta_net_config import DeltaNetConfig
 from engine.ops.operations import Ops
+from engine.speculative import speculation
 from engine.synthetic.model import make_model
+from engine.synthetic.shape import Gemma4Shape, Shape
 from engine.synthetic.shapes import shapes
 from tests.cuda.simulated.device import SimulatedDevice, use_simulated
-from tests.cuda.simulated.test_stages import facts
+from tests.cuda.simulated.test_parity import SHAPES
+from tests.cuda.simulated.test_stages import PROMPT, facts
+
+SHAPE = Shape("qwen3", 1, 64, 2, 2, 32, 64, 289, 64, 1e4, 1e-6)
+
+GEMMA4 = Shape("gemma4", 2, 64, 2, 2, 32, 64, 289, 64, 1e4, 1e-6, window=4, gemma4=Gemma4Shape(2, 32, 2, k_is_v=True))
+
+DRAFTED: dict[str, tuple[Shape, Shape | None]] = {
+    "none": (SHAPE, None),
+    "a model": (SHAPE, SHAPE),
+    "a layer": (replace(SHAPES["qwen35moe"], n_head_kv=2, delta_net=DeltaNetConfig(2, 4, 32, 4)), None),
+    "an assistant": (
+        GEMMA4,
+        replace(GEMMA4, architecture="gemma4-assistant", gemma4=Gemma4Shape(2, 32, 2, n_shared=2, n_embd_out=64)),
+    ),
+}
+"""A model that two GPUs share, and the model that drafts for it, by what drafts."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +78,71 @@ def test_a_shared_model_has_the_bits_of_the_cpu(
     expected = facts(engine.load(path, device="cpu", **given))
     monkeypatch.setattr(loading, "open_device", lambda *_: group(n, n_devices))
     assert facts(engine.load(path, **given)) == expected
+
+
+def devices_of(llm: engine.LLM) -> list[Any]:
+    """The simulated GPUs of a model."""
+    return [ops.device for ops in llm.model.ops.owners]
+
+
+@pytest.mark.parametrize(
+    "drafts", ["none", *(pytest.param(name, marks=pytest.mark.thorough) for name in [*DRAFTED][1:])]
+)
+def test_the_lead_chooses_tokens(drafts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of the first GPU chooses tokens, also drafts, in the graph of a step, which both GPUs compute."""
+    target, source = DRAFTED[drafts]
+    given: dict[str, Any] = {
+        "path_or_name": make_model(tmp_path / "m.gguf", target, "Q4_0"),
+        "n_ctx": 24,
+        "n_threads": 1,
+    }
+    if source is not None:
+        given["draft_model"] = make_model(tmp_path / "d.gguf", source, "Q8_0")
+    options: dict[str, Any] = {"max_tokens": 5, "seed": 3, "temperature": 0.8, "ignore_eos": True}
+    monkeypatch.setattr(speculation, "MEASURED", 0)
+    expected = engine.load(**given, device="cpu").complete(PROMPT, **options)
+    llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
+    started: list[tuple[int, str]] = []
+    for device in devices_of(llm):
+        device.on_launch = lambda name, number=device.info.index: started.append((number, name))
+    params = engine.SpeculationParams(draft_max=2, enabled=drafts != "none")
+    found = llm.complete(PROMPT, **options, speculation=params)
+    assert found.ids == expected.ids
+    assert drafts == "none" or (found.speculation is not None and found.speculation.drafted > 0)
+    assert {number for number, _ in started} == {0, 1}
+    for kernels in (("draw",), ("begin_draft",) if drafts != "none" else ("accept",)):
+        assert {number for number, name in started if name.startswith(kernels)} == {0}, kernels
+
+
+def test_a_gpu_that_fails_in_the_middle_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence; another model on the same GPUs answers, and the memory is free when the model is closed."""
+    path = make_model(tmp_path / "model.gguf", SHAPE, "Q4_0")
+    given: dict[str, Any] = {"path_or_name": path, "n_ctx": 16, "n_threads": 1}
+    options: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    expected = engine.load(**given, device="cpu").complete(PROMPT, **options).ids
+    failing = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
+    other = engine.load(**given, device="cuda:1,cuda:0", split_mode="tensor")
+    devices, launches = devices_of(failing), count()
+    launch = devices[1].launch
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        if next(launches) == 5:
+            raise DeviceError("simulated GPU reported launch failed during the launch of add; run again.")
+        launch(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices[1], "launch", fail)
+        with pytest.raises(
+            DeviceError, match=r"^simulated GPU reported launch failed during the launch of add; run again\.$"
+        ):
+            failing.complete(PROMPT, **options)
+    assert next(launches) == 6
+    assert other.complete(PROMPT, **options).ids == expected
+    # The launch works again, and nothing of the failed pass is left over.
+    assert failing.complete(PROMPT, **options).ids == expected
+    model = weakref.ref(failing.model)
+    failing.close()
+    del failing
+    gc.collect()
+    assert model() is None and not any(device.allocated for device in devices)
+    assert other.complete(PROMPT, **options).ids == expected
