@@ -1,0 +1,62 @@
+"""Models whose layers several owners share on one GPU, each with a queue of its own there: the bits of the CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+if SIMULATED:
+    pytest.skip("needs a real GPU", allow_module_level=True)
+
+import engine
+from engine import loading
+from engine.cuda.backend import Backend
+from engine.cuda.runtime.device import Device
+from engine.decode.device import device_steps
+from tests.group.test_group import files
+from tests.models.test_stages import N_SEQUENCES, facts
+from tests.tiers import together
+
+pytestmark = pytest.mark.gpu
+
+
+def open_device(name: str, n_threads: int, beside: Any, max_rows: int, limit: int) -> Backend:
+    """A backend with a queue of its own, unless it shares that of another model."""
+    return Backend(0, Device(0) if beside is None else beside.device, max_rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    together(
+        "shared",
+        [
+            ("four heads", 4),
+            ("hybrid", 3),
+            ("four hybrid heads", 4),
+            ("few experts", 4),
+            ("hybrid mixture", 2),
+            ("gemma4", 4),
+            ("gemma4 mixture", 4),
+            ("gemma4 assistant", 2),
+            ("sinks", 3),
+        ],
+    ),
+)
+def test_owners_on_one_gpu(name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = files(name, tmp_path) | {"n_ctx": 256, "parallel": N_SEQUENCES}
+    cpu = engine.load(**given, device="cpu")
+    monkeypatch.setattr(loading, "open_device", open_device)
+    llm = engine.load(**given, device=",".join(f"cuda:{i}" for i in range(n)), split_mode="tensor")
+    llm.compile()
+    assert device_steps(llm.model) is not None  # the first owner chooses tokens
+    expected, found = (list(facts(each, lambda model, sequence: [])) for each in (cpu, llm))
+    assert found == expected
+    prompt = np.random.default_rng(5).integers(0, llm.config.n_vocab - 3, 30).tolist()
+    for temperature in (0.0, 0.9):
+        options: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": 4, "ignore_eos": True}
+        ids = cpu.complete(prompt, **options, speculation=engine.SpeculationParams(enabled=False)).ids
+        assert llm.complete(prompt, **options, speculation=engine.SpeculationParams(draft_max=3)).ids == ids
