@@ -345,11 +345,6 @@ def _split(device: "str | Target", mode: str, shares: str) -> tuple[tuple["str |
     names = parse_devices(device)
     if mode == "tensor" and shares:
         raise UsageError('tensor_split is for layers (split_mode="layer"): devices that share layers have equal parts.')
-    if len(names) > 1 and names[0] == "cpu" and mode != "tensor":
-        raise UsageError(
-            f'device {described(device)} names the CPU several times, which only shares layers (split_mode="tensor"): name '
-            "it once."
-        )
     if len(names) > MOST_OWNERS and mode == "tensor":
         raise UsageError(f"at most {MOST_OWNERS} devices share a model, not {len(names)}: name fewer (device=...).")
     given = parse_split(shares, len(names))

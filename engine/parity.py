@@ -9,7 +9,10 @@ The tool counts the bits that differ, in three comparisons:
 * if a whole pass differs although every kernel is correct by itself: the first launch of the captured graph that differs.
 
 A model that is divided between the GPU and the CPU (-ngl, -ncmoe, -ot, or because it is too large), or between several GPUs,
-is compared with the CPU after each stage (``engine/verify/stages.py``), and so are its cache and its answers.
+is compared with the CPU after each stage (``engine/verify/stages.py``), and so are its cache and its answers.  If several
+devices share its layers (-sm tensor), whole passes are compared (``engine/verify/groups.py``).
+
+With --device cpu,cpu, the devices are backends of the CPU.  So both divisions are compared with one device, without a GPU.
 """
 
 import argparse
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from engine.cli.report import Report
     from engine.cuda.backend import Backend
     from engine.llm import LLM
-    from engine.verify.lockstep import Difference
+    from engine.verify.check import Difference
     from engine.verify.report import ReportFile
     from engine.verify.tally import Tally
 
@@ -41,7 +44,8 @@ DESCRIPTION = """\
 Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
 logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows and of
 the largest passes that read a prompt. A model that is divided between the GPU and the CPU is
-compared with the CPU after each run of layers on one device."""
+compared with the CPU after each run of layers on one device. Without a GPU, --device cpu,cpu
+compares a model that is divided between several devices on the CPU with one device."""
 
 USAGE = """\
 %(prog)s [MODEL] [flags]                          all kernels and whole passes
@@ -82,7 +86,8 @@ def parser(prog: str = "bitmirror parity") -> Parser:
     shared.add_cache_types(group, separate=False)
     shared.add_ds4_rounding(group)
     shared.add_threads(group)
-    shared.add_device(group, "the GPU: cuda, cuda:1 and so on, or several: cuda:0,cuda:1", default="cuda")
+    devices = "the GPU: cuda, cuda:1 and so on, or several: cuda:0,cuda:1, or cpu,cpu without a GPU"
+    shared.add_device(group, devices, default="cuda")
     shared.add_division(group)
 
     add = top.add_argument_group("comparison").add_argument
@@ -110,6 +115,10 @@ def settle(args: argparse.Namespace) -> None:
             "the simulator compares a small model only, in a checkout: run python -m tests.cuda.simulated.parity"
         )
     numbers = [parse_device(name) for name in parse_devices(args.device)]
+    if len(numbers) > 1 and numbers[0] is None:
+        if args.report is not None:
+            raise UsageError("--report describes a GPU: leave it out, or name one with --device")
+        return
     if None in numbers:
         raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}")
     args.device = ",".join(f"cuda:{index}" for index in numbers)
@@ -128,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.devices import open_device
 
     try:
-        gpu = open_device(parse_devices(args.device)[0])  # so that a missing GPU is reported before a model is read
+        first = open_device(parse_devices(args.device)[0])  # so that a missing GPU is reported before a model is read
     except DeviceError as error:
         raise DeviceError(
             f"bitmirror parity compares the CPU with an NVIDIA GPU, and there is none to use: {without_cpu(error)}"
@@ -137,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         from engine.verify.report import ReportFile, about
 
-        file = ReportFile(args.report, about(cast("Backend", gpu).device.info))
+        file = ReportFile(args.report, about(cast("Backend", first).device.info))
     try:
         with Report(args.verbose) as report:
             return compare(args, load, report, file)
@@ -211,8 +220,8 @@ def _compare(
     from engine.cli.placements import describe
     from engine.cli.table import print_table
     from engine.hub.resolve import resolve
-    from engine.verify.comparison import Comparison
-    from engine.verify.lockstep import Difference
+    from engine.verify.check import Difference
+    from engine.verify.groups import GroupComparison
     from engine.verify.stages import StageComparison
 
     drafts = MOST_DRAFTS if args.draft_model is not None else 0
@@ -226,9 +235,13 @@ def _compare(
     if args.draft_model is not None:
         options["draft_model"] = resolve(args.draft_model, report.progress)
     division = shared.division_options(args)
-    gpu = load(path, device=args.device, gpu_memory=args.gpu_memory, batch_size=args.batch_size, **division, **options)
-    if gpu.model.placement.accelerator.device_memory() is None:
+    division |= {"n_threads": args.threads, "batch_size": args.batch_size, "gpu_memory": args.gpu_memory}
+    gpu = load(path, device=args.device, **division, **options)
+    if args.device.startswith("cuda") and gpu.model.placement.accelerator.device_memory() is None:
         raise UsageError("nothing of the model is on the GPU, so there is nothing to compare: give -ngl 1 or more")
+    is_divided = bool(gpu.model.stages) or len(gpu.model.ops.owners) > 1
+    if args.device.startswith("cpu") and not is_divided:
+        raise UsageError("one device has all of the model, so there is nothing to compare: leave out -sm none")
     # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
@@ -246,14 +259,17 @@ def _compare(
 
     found = None
     try:
-        if gpu.model.stages:
-            divided = StageComparison(cpu, gpu, ids, args.seed, tally)
-            report.line("the prompt, stage by stage ...")
+        if is_divided:
+            how = StageComparison if gpu.model.stages else GroupComparison
+            divided = how(cpu, gpu, ids, args.seed, tally)
+            report.line("the prompt, stage by stage ..." if gpu.model.stages else "the prompt ...")
             divided.prompt()
             if args.n_gen:
                 report.line("answers ...")
                 divided.answers(args.n_gen)
         else:
+            from engine.verify.comparison import Comparison  # which imports the kernels of GPUs
+
             both = Comparison(cpu, gpu, ids, args.seed, tally)
             report.line("every operation on both devices ...")
             both.kernels(ids, tally.note)

@@ -13,7 +13,7 @@ which has room for these positions and a decode batch.  A pass with more rows do
 stores only the last of them.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -24,7 +24,7 @@ from engine.cache.pages import PagedMemory, Paging
 from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence, ring_length
 from engine.cache.types import Types
 from engine.limits import DECODE_ROWS
-from engine.shares import share
+from engine.shares import HeadRows, share
 
 SEGMENT = 16
 """The number of positions in a segment.  The narrow kernels of a GPU compute at most as many rows, so such a pass ends at
@@ -112,6 +112,7 @@ class RecurrentCacheSpec(CacheSpec):
     d: the number of elements of a head.
     rewind: the number of tokens that can always be rolled back.
     decode_rows: the maximum number of rows in a decode batch.
+    grouped: whether value head h uses key head h // (n_v / n_k); otherwise it uses key head h % n_k.
     """
 
     n_channels: int
@@ -121,12 +122,22 @@ class RecurrentCacheSpec(CacheSpec):
     d: int
     rewind: int
     decode_rows: int = DECODE_ROWS
+    grouped: bool = False
 
     def part(self, owner: int, n_owners: int) -> "RecurrentCacheSpec":
         """What is stored of some key heads and their value heads."""
         first, last = share(self.n_k, owner, n_owners)
         n_k, n_v = last - first, (last - first) * (self.n_v // self.n_k)
         return replace(self, n_channels=(2 * n_k + n_v) * self.d, n_k=n_k, n_v=n_v)
+
+    def joined(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """An array of the whole layer, whose heads, or channels of q, k and v, are in their order."""
+        values = (self.n_v,) if self.grouped else (self.n_k,) * (self.n_v // self.n_k)
+        segments = {"inputs": (self.n_k, self.n_k, *values), "keys": (self.n_k,)}.get(name, values)
+        cut = HeadRows(self.n_k, segments).cut(len(parts))
+        if name == "inputs":
+            cut = cut.times(self.d)
+        return np.concatenate([parts[p.owner][:, p.at : p.at + p.size] for p in cut.pieces], axis=1)
 
     @property
     def segments(self) -> int:

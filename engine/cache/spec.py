@@ -5,7 +5,7 @@ The configuration of a mixer returns the specification (``MixerConfig.cache_spec
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, cast
 
@@ -143,6 +143,13 @@ class CacheSpec(ABC):
         """The specification of what one of several devices stores that share the layer: the data of its own heads.  Only
         layers that can be shared (``MixerConfig.most_owners``) need this method."""
         raise NotImplementedError(f"{type(self).__name__} cannot be shared by several devices")
+
+    def joined(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """An array of the whole layer from those of several devices that share it, each [entries, its heads, ...].
+
+        name: the name of the array in :meth:`LayerMemory.needed` or :meth:`LayerMemory.contents`.
+        """
+        return np.concatenate(parts, axis=1)
 
     def page_bytes(self, types: Types) -> dict[Paging, int]:
         """The size in bytes of a page of this layer, for each kind of page that it has."""

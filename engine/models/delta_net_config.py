@@ -14,7 +14,14 @@ class DeltaNetConfig(DeltaNetSizes, MixerConfig):
     def cache_spec(self, rewind: int, decode_rows: int) -> RecurrentCacheSpec:
         """The specification of the cache: states, updates of the latest tokens, and inputs of the convolution."""
         return RecurrentCacheSpec(
-            self.n_channels, self.n_conv, self.n_k, self.n_v, self.state_size, rewind, decode_rows
+            self.n_channels,
+            self.n_conv,
+            self.n_k,
+            self.n_v,
+            self.state_size,
+            rewind,
+            decode_rows,
+            self.grouped,
         )
 
     @property

@@ -16,8 +16,9 @@ from engine.llm import LLM
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.verify.caches import cache_checks
+from engine.verify.check import Check, Difference, Site
 from engine.verify.graph import first_of_graph
-from engine.verify.lockstep import Check, Difference, Lockstep, Site
+from engine.verify.lockstep import Lockstep
 from engine.verify.passes import in_steps_of, passes, sizes, wide_sizes
 from engine.verify.tally import Tally
 
@@ -36,7 +37,7 @@ PENALIZED: dict[str, Any] = {
 
 
 class Comparison:
-    """The comparison of two loaded models.  Its methods raise ``engine.verify.lockstep.Difference`` at the first bit that
+    """The comparison of two loaded models.  Its methods raise ``engine.verify.check.Difference`` at the first bit that
     differs."""
 
     def __init__(self, cpu: LLM, gpu: LLM, ids: Sequence[int], seed: int, tally: Tally) -> None:

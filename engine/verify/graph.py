@@ -4,7 +4,7 @@ import numpy as np
 
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Plan
-from engine.verify.lockstep import Check, Difference, Site
+from engine.verify.check import Check, Difference, Site
 
 
 def first_of_graph(ops: Backend, plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, rings, weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -213,13 +213,6 @@ def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) ->
     kept = range(max(0, end - min(count, *lengths)), end)
     rows = [gpu.download(device[p % lengths[1] : p % lengths[1] + 1])[0] for p in kept]
     return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
-
-
-def remembered(model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
-    """What recurrent layers, and the layer that drafts, need after ``length`` tokens: names and arrays."""
-    for ops, rows in model.remembered(length, model.sequence):
-        if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
-            yield rows.name, np.concatenate(runs)
 
 
 def rows_of(records: Records, first: int, last: int) -> np.ndarray:

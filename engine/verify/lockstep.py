@@ -38,6 +38,7 @@ from engine.ops.operations import Ops
 from engine.ops.spans import CUT_BITS, SPANS
 from engine.ops.weight import Weight
 from engine.verify import latents
+from engine.verify.check import Check, Difference, Site, bits_of
 from engine.verify.layout import (
     activations,
     chunk_parts,
@@ -98,76 +99,9 @@ class Pair:
         return replace(self, cpu=self.cpu.reshape(shape), gpu=self.gpu.reshape(*shape))
 
 
-@dataclass(frozen=True)
-class Site:
-    """The place of a computation in the model; ``layer`` is None before the first layer and after the last."""
-
-    layer: int | None
-    operation: str
-    tensors: str
-    kernel: str
-    variant: str
-
-    def __str__(self) -> str:
-        layer = "outside of the layers" if self.layer is None else f"layer {self.layer}"
-        return f"{layer}, {self.operation} {self.tensors}".rstrip() + f", kernel {self.variant}"
-
-
-@dataclass(frozen=True)
-class Check:
-    """Two arrays that must have the same bits where ``where`` is true (None: everywhere); ``what`` describes them."""
-
-    what: str
-    cpu: np.ndarray
-    gpu: np.ndarray
-    where: np.ndarray | None = None
-
-    @classmethod
-    def of_tokens(cls, what: str, cpu: list[int], gpu: list[int]) -> "Check":
-        """A comparison of two lists of tokens, of which the shorter one is continued by -1."""
-        n = max(len(cpu), len(gpu))
-        return cls(what, *(np.array(ids + [-1] * (n - len(ids)), np.int32) for ids in (cpu, gpu)))
-
-    @property
-    def values(self) -> int:
-        """Number of values compared."""
-        return self.cpu.size if self.where is None else int(np.broadcast_to(self.where, self.cpu.shape).sum())
-
-    @property
-    def differing(self) -> np.ndarray:
-        """The number of differing bits of each value."""
-        bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))
-        return bits if self.where is None else bits * self.where
-
-    def show(self) -> str:
-        """The first value that differs, in hexadecimal and decimal."""
-        differing = self.differing
-        index = tuple(int(i) for i in np.argwhere(differing)[0])
-        lines = [
-            f"{self.what}{list(index)} differs, as do {np.count_nonzero(differing)} of {self.values} values in all:"
-        ]
-        for device, array in (("CPU", self.cpu), ("GPU", self.gpu)):
-            value = array[index]
-            lines.append(f"  {device}  0x{int(_bits(value)):0{2 * value.itemsize}x}  {value!s}")
-        return "\n".join(lines)
-
-
-class Difference(Exception):
-    """Bits that differ.  ``site``: where; ``check``: the arrays; ``verdict``: the result of running the kernel again."""
-
-    def __init__(self, site: Site | None, check: Check, verdict: str) -> None:
-        super().__init__(f"{site or 'whole pass'}: {check.show()}\n{verdict}")
-        self.site, self.check, self.verdict = site, check, verdict
-
-
 def _as_list(returned: Given) -> list[Given]:
     """The results of an operation: none, one, or several."""
     return returned if isinstance(returned, list) else [] if returned is None else [returned]
-
-
-def _bits(x: np.ndarray) -> np.ndarray:
-    """A NumPy array or scalar as unsigned integers."""
-    return np.ascontiguousarray(x).view(f"u{np.dtype(x.dtype).itemsize}").reshape(np.shape(x))
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------
@@ -566,7 +500,7 @@ class Lockstep:
                 theirs[:, chunks == chunk] = page_of(gpu, tensor, int(pages[chunk]))[:, None]
             both = ((mine, cache.table.cpu[0, chunks]), (theirs, np.arange(positions.size)))
             picked = [stored(memory, kind, d, by_position, place, lanes) for memory, place in both]
-            appended.append(_bits(picked[0]).astype(np.uint32))
+            appended.append(bits_of(picked[0]).astype(np.uint32))
             if kind.bits == 16:
                 picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
             checks.append(Check(what, *picked))
@@ -738,7 +672,7 @@ class Lockstep:
 
         self._run(name, args, given, self._record(name, given), expected, inner, compare)
         for variant, check in again[:1]:
-            same = check.what == first.what and np.array_equal(_bits(check.gpu), _bits(first.gpu))
+            same = check.what == first.what and np.array_equal(bits_of(check.gpu), bits_of(first.gpu))
             how = "in the same way" if same else "in another way"
             return f"the kernel {variant} is at fault: given the CPU's inputs in fresh memory it differs {how}."
         return (

@@ -5,6 +5,7 @@ after which the streams differ is at fault.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,25 @@ from engine.llm import LLM
 from engine.models.stage import Stage, StageInputs
 from engine.speculative.params import SpeculationParams
 from engine.verify.caches import cache_checks
-from engine.verify.lockstep import Check, Difference
+from engine.verify.check import Check, Difference
 from engine.verify.passes import passes, sizes, wide_sizes
 from engine.verify.tally import Tally
 
 
 class StageComparison:
     """The comparison of a divided model with the same model on the CPU.  Its methods raise
-    ``engine.verify.lockstep.Difference`` at the first bit that differs."""
+    ``engine.verify.check.Difference`` at the first bit that differs."""
+
+    equal = "The residual streams of the prompt were equal."
+    """What is known when answers differ."""
 
     def __init__(self, cpu: LLM, divided: LLM, ids: Sequence[int], seed: int, tally: Tally) -> None:
         """ids: the tokens of the prompt."""
         self.cpu, self.divided, self.ids, self.seed, self.tally = cpu, divided, list(ids), seed, tally
         model = cpu.model
         self._inputs = StageInputs(model.config, model.ops, model.max_rows)
+        several = all(ops.name == "cpu" for ops in divided.model.devices)
+        self._devices = ("one device", "several devices") if several else ("CPU", "GPU")
 
     def prompt(self) -> None:
         """Compare the residual stream after each stage of passes over the prompt, the logits, and the cache after it.
@@ -53,10 +59,10 @@ class StageComparison:
             self._caches(how)
         if model.relay is not None:
             for how, counts in (("passes of 1 to 16 rows", sizes(len(self.ids))), ("passes of many rows", wide)):
-                self._without_the_host(f"{how}, from GPU to GPU", counts)
+                self._without_the_host(f"{how}, from device to device", counts)
 
     def _without_the_host(self, how: str, counts: Sequence[int]) -> None:
-        """Compare passes whose rows go from one GPU to the next, as in normal use."""
+        """Compare passes whose rows go from one device to the next, as in normal use."""
         if not counts:
             return
         both = self.cpu, self.divided
@@ -65,7 +71,7 @@ class StageComparison:
         for tokens, positions in passes(self.ids, counts):
             logits = [llm.model.forward(tokens, positions, 1, llm.sequence) for llm in both]
             where = f"logits of the last row, positions {positions[0]} to {positions[-1]}: "
-            verdict = "The stages were equal one by one, so a copy between two GPUs is at fault."
+            verdict = "The stages were equal one by one, so a copy between two devices is at fault."
             self._note("passes", how, Check(where, *logits), verdict)
             for llm in both:
                 llm.sequence.commit(tokens.tolist())
@@ -83,9 +89,7 @@ class StageComparison:
             for more, speculation in (("", SpeculationParams()), (" and drafts", SpeculationParams(lookup=True))):
                 found = self.divided.complete(self.ids, **options, temperature=temperature, speculation=speculation).ids
                 check = Check.of_tokens(f"answer, {how}{more}: token", expected, found)
-                self._note(
-                    "answer of LLM.generate", how + more, check, "The residual streams of the prompt were equal."
-                )
+                self._note("answer of LLM.generate", how + more, check, self.equal)
 
     def _borders(self, stages: Sequence[Stage]) -> list[Stage]:
         """Stages of the CPU with the borders of others."""
@@ -117,4 +121,4 @@ class StageComparison:
     def _note(self, what: str, how: str, check: Check, verdict: str) -> None:
         self.tally.whole(what, how, check)
         if check.differing.any():
-            raise Difference(None, check, verdict)
+            raise Difference(None, replace(check, devices=self._devices), verdict)

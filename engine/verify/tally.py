@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.verify.lockstep import Check, Site
+    from engine.verify.check import Check, Site
 
 
 @dataclass

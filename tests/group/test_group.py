@@ -218,7 +218,6 @@ def test_saved_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cpu,cpu"}, "names the CPU several times"),
         ({"device": "cpu,cuda:0", "split_mode": "tensor"}, "several devices are GPUs by number"),
         (owners(3), "3 devices cannot share the 2 heads of keys of a layer; use at most 2 devices"),
         (owners(MOST_OWNERS + 1), f"at most {MOST_OWNERS} devices share a model, not {MOST_OWNERS + 1}"),

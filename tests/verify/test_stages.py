@@ -52,7 +52,7 @@ def test_equal_models(both: Any, verify: Any) -> None:
 @pytest.mark.parametrize("both", ["hybrid"], indirect=True)
 @pytest.mark.parametrize("wrong", [0, 2, -1])
 def test_the_stage_at_fault_is_named(both: Any, verify: Any, wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.verify.lockstep import Difference
+    from engine.verify.check import Difference
 
     comparison, tally = verify
     cpu, divided = both

@@ -24,7 +24,8 @@ from engine.gguf.quants import FORMATS
 from engine.ops.delta_net import DeltaNet
 from engine.ops.weight import Weight
 from engine.synthetic.model import _random, random_blocks
-from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
+from engine.verify.check import Check, Difference
+from engine.verify.lockstep import Lockstep, Pair, join
 from tests.batches import one_sequence
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.mirror import Mirror as CPU

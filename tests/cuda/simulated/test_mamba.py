@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from engine.cache.mamba import MambaCache
 from engine.cuda import backend
 from engine.ops.mamba import Mamba
-from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
+from engine.verify.check import Check, Difference
+from engine.verify.lockstep import Lockstep, Pair, join
 from tests.batches import one_sequence
 from tests.cpu.test_mamba import Inputs, bytes_of, empty_memory, inputs, random_net
 from tests.cuda.simulated.device import SimulatedDevice

@@ -35,7 +35,8 @@ from engine.synthetic.mixtures import GptOssShape, Llama4Shape
 from engine.synthetic.model import make_model
 from engine.synthetic.parallel import Cohere2Shape
 from engine.synthetic.shape import Shape
-from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
+from engine.verify.check import Check, Difference, Site
+from engine.verify.lockstep import CHUNK_PARTS, Lockstep
 from engine.version import ARITHMETIC
 from tests import eagle3
 from tests.cuda.simulated import parity as small

@@ -176,4 +176,4 @@ def test_parity_of_several_gpus(
 
     monkeypatch.setattr(DeviceCrossing, "receive", damaged)
     assert parity.main(flags) == 1
-    assert "so a copy between two GPUs is at fault" in capsys.readouterr().out
+    assert "so a copy between two devices is at fault" in capsys.readouterr().out

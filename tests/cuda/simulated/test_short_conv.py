@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from engine.cache.short_conv import ShortConvCache, ShortConvCacheSpec
 from engine.cache.types import F32
 from engine.cuda import backend
-from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
+from engine.verify.check import Check, Difference
+from engine.verify.lockstep import Lockstep, Pair, join
 from tests.batches import one_sequence
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_delta_net import computed, cpu, gpu, rows_of

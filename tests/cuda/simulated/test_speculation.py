@@ -30,7 +30,7 @@ from engine.speculative import speculation as drafting
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
-from engine.verify.layout import remembered
+from engine.verify.caches import remembered
 from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Device, Party
 
