@@ -192,6 +192,20 @@ def test_only_what_no_operation_can_change_is_started(ops: Any) -> None:
     assert names == ["add", "rms_norm_add_quantize", "places", "add", "rms_norm_add"]
     assert [launch.finishes for launch in plan.launches] == [False, False, True, False, False]
     assert started == plan.launches[:-1] and len(ops.recorder.record(forward).launches) == 5 == len(started) + 1
+    started.clear()
+    other: Any = backend.Backend(max_rows=64)
+    ops.device.access(other.device)
+
+    def divided() -> None:
+        ops.add(x, x)
+        ops.add(x, x)
+        with ops.together([other]):  # devices wait for each other
+            other.add(x, x)
+            ops.meet()
+            ops.add(x, x)
+
+    plan = ops.recorder.record(divided, Role.PREFILL, started.append)
+    assert len(plan.launches) == 4 and started == plan.launches[:1] and ops.recorder.n_started == 1
 
 
 @pytest.mark.parametrize(("prefilled", "decoded"), [(40, 40), (8, 40), (8, 8)])
