@@ -81,6 +81,8 @@ class DeviceSampler:
         self._lists: list[Buffer] = []
         #: int32 [n_slots][DIGEST_PARTS][16][8] written by the device, and its address; see ``engine/cuda/digest.py``.
         self._digests: tuple[np.ndarray, int] | None = None
+        #: The sums of parts of rows.
+        self._sums: list[Buffer] = []
 
     @property
     def digest_memory(self) -> tuple[np.ndarray, int]:
@@ -88,6 +90,8 @@ class DeviceSampler:
         if self._digests is None:
             shape = len(self.taken), DIGEST_PARTS, DECODE_ROWS, digest.WORDS
             self._digests = self._device.pinned(shape, np.int32)
+            n_bytes = 8 * digest.SUMS * digest.BLOCKS * DECODE_ANSWERS
+            self._sums = [self._device.allocate(n_bytes, "the digests of logits")]
         return self._digests
 
     @property
@@ -158,9 +162,13 @@ class DeviceSampler:
 
     def launch_digests(self, logits: int, stride: int, n_rows: int, rows: Rows) -> None:
         """Compute the digests of the rows of a step, before :meth:`launch` changes the logits."""
-        where = [logits, stride, self.n_vocab, rows.starts, rows.sequences, self.step.address, DIGEST_PARTS]
-        kernel = digest.digest(digest.THREADS)
-        self._device.launch(kernel, n_rows, digest.THREADS, [*where, self.digest_memory[1]])
+        whole, join = digest.kernels()
+        (_, address), sums = self.digest_memory, self._sums[0].address
+        arguments = [logits, stride, self.n_vocab, rows.starts, sums]
+        blocks = digest.blocks_of(self.n_vocab)
+        self._device.launch(whole, (blocks, n_rows), digest.THREADS, arguments)
+        where = [rows.starts, rows.sequences, self.step.address, blocks, sums, DIGEST_PARTS, address]
+        self._device.launch(join, n_rows, 32, [logits, stride, *where])
 
     def launch(
         self,

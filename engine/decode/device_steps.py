@@ -304,5 +304,5 @@ class DeviceSteps(ModelSteps):
 def step_kernels() -> list[Specialization]:
     """The kernels of the steps of any model, with and without drafts and masks, besides those of passes."""
     choices = dict.fromkeys(kernel for greedy in (True, False) for kernel in DeviceSampler.kernels(greedy, True))
-    others = permit.permit(permit.THREADS), digest.digest(digest.THREADS), accept.lay_out()
+    others = permit.permit(permit.THREADS), *digest.kernels(), accept.lay_out()
     return [*choices, *others, *drafting_kernels()]

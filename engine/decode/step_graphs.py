@@ -78,7 +78,7 @@ class StepGraphs:
             if drafts is not None and drafting:
                 kernels += drafts.kernels(count, drafted, rows, kind)
             if digested:
-                kernels.append(digest.digest(digest.THREADS))
+                kernels += digest.kernels()
                 _ = self._chooser.digest_memory  # allocated before a capture begins
             for kernel in [*kernels, *self._chooser.kernels(*kind)]:
                 self._device.load(kernel)  # before a capture begins

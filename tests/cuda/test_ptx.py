@@ -224,6 +224,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "kda_conv": [(128, 4, False, True), (128, 4, True, True), (32, 3, False, False)],
     "kda_keep": [(False,), (True,)],
     "kda_scan": [(128, False), (128, True), (32, True)],
+    "join_digests": [()],
     "keep_inputs": [(False,), (True,)],
     "keep_tokens": [(False,), (True,)],
     "mamba_conv": [(4, False, True), (4, True, True), (3, False, False)],

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import engine
-from engine.cuda.digest import WORDS, digest
+from engine.cuda.digest import BLOCKS, SUMS, WORDS, blocks_of, digest, join_digests
 from engine.cuda.runtime.simulator import run
 from engine.decode.device_sampler import DIGEST_PARTS, DeviceSampler
 from engine.decode.replayed_rows import ReplayedRows
@@ -33,7 +33,27 @@ from tests.cuda.simulated.test_speculation import NOISE, PROMPT, SHAPE
 SLOTS = 3
 
 
-@pytest.mark.parametrize(("n_vocab", "threads"), [(2, 32), (40, 32), (300, 64), (700, 64)])
+def digests(
+    logits: np.ndarray,
+    n_vocab: int,
+    threads: int,
+    starts: np.ndarray,
+    sequences: np.ndarray,
+    step: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    """Compute the digests of rows of logits."""
+    rows, stride = logits.shape
+    sums = np.full((rows, BLOCKS, SUMS), 7, np.uint64)
+    blocks = blocks_of(n_vocab, threads)
+    run(digest(threads), (blocks, rows), threads, [logits, stride, n_vocab, starts, sums], seed=1)
+    where = [starts, sequences, step, blocks, sums, DIGEST_PARTS, found]
+    run(join_digests(), rows, 32, [logits, stride, *where], seed=1)
+    used = starts[max(DECODE_ROWS, rows)]
+    assert (sums[used:] == 7).all()  # nothing is computed for padding
+
+
+@pytest.mark.parametrize(("n_vocab", "threads"), [(2, 32), (40, 32), (3000, 64), (9000, 64)])
 def test_digest(n_vocab: int, threads: int) -> None:
     rng = np.random.default_rng(n_vocab)
     logits = rng.standard_normal((5, n_vocab + 3)).astype(np.float32)
@@ -46,13 +66,7 @@ def test_digest(n_vocab: int, threads: int) -> None:
     sequences[:3] = 2
     step = np.array([9, 0, 5], np.int32)
     found = np.full((SLOTS, DIGEST_PARTS, DECODE_ROWS, WORDS), -1, np.int32)
-    run(
-        digest(threads),
-        5,
-        threads,
-        [logits, n_vocab + 3, n_vocab, starts, sequences, step, DIGEST_PARTS, found],
-        seed=1,
-    )
+    digests(logits, n_vocab, threads, starts, sequences, step, found)
     expected = [row_digest(row[:n_vocab]) for row in logits]
     memory = SimpleNamespace(digest_memory=(found, 0), taken=[9, 0, 5])
     of = cast(Any, DeviceSampler.digests)
@@ -71,7 +85,7 @@ def test_many_answers() -> None:
     sequences[:n] = rng.permutation(n)
     step = rng.integers(0, 9, n).astype(np.int32)
     found = np.full((n, DIGEST_PARTS, DECODE_ROWS, WORDS), -1, np.int32)
-    run(digest(32), rows, 32, [logits, 40, 40, starts, sequences, step, DIGEST_PARTS, found], seed=1)
+    digests(logits, 40, 32, starts, sequences, step, found)
     memory = SimpleNamespace(digest_memory=(found, 0), taken=step.tolist())
     of = cast(Any, DeviceSampler.digests)
     for row, slot in enumerate(sequences[:n].tolist()):
