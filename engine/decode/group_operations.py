@@ -58,9 +58,11 @@ class GroupOperations:
         n_logits: int,
         inputs: "Batch[Tensor] | None" = None,
         mixed: bool = False,
+        *,
+        longest: int = 1,
     ) -> "Plan":
         """A recorded pass of all owners."""
-        return self._lead.plan(self._group.of_all(forward), rows, n_logits, inputs, mixed)
+        return self._lead.plan(self._group.of_all(forward), rows, n_logits, inputs, mixed, longest=longest)
 
     def include(self, plan: "Plan") -> None:
         """Launch its kernels in a graph that ``device`` captures."""
