@@ -137,14 +137,16 @@ def markdown(docstring: str) -> Iterator[str]:
         yield ""
         yield f"**{title}**"
         yield ""
-        yield from (entries if title in LISTS else paragraphs)(body)
+        yield from entries(title, body) if title in LISTS else paragraphs(body)
 
 
-def entries(body: str) -> Iterator[str]:
-    """A list of names, each with its type and description."""
+def entries(title: str, body: str) -> Iterator[str]:
+    """A list of names, each with its type and description; what is returned may have no name."""
     for found in re.finditer(r"^(\S.*)\n((?:(?:[ \t].*)?\n?)*)", body, re.M):
         name, colon, kind = found[1].partition(" : ")
         names = ", ".join(f"`{each}`" for each in name.split(", "))
+        if not colon and title in ("Returns", "Yields"):
+            names = inline(name)
         first, *rest = textwrap.dedent(found[2]).strip().split("\n\n")
         text = f"- {names}{f' ({inline(kind)})' if colon else ''}: {inline(first)}"
         yield from wrapped(text, "  ")

@@ -202,6 +202,11 @@ a, b : int
 **rest
     Others.
 
+Returns
+-------
+int, or list of int
+    The result.
+
 Examples
 --------
 >>> 1 + 1
@@ -212,6 +217,7 @@ Text.
     assert "\n".join(documented.markdown(docstring)).splitlines() == [
         *(r"One line with `code`, `LLM.generate`, \<this> and 2\*\*64.", "", "**Parameters**", ""),
         *("- `a`, `b` (int): First. Still first.", "", "  Second paragraph.", "- `**rest`: Others.", ""),
+        *("**Returns**", "", "- int, or list of int: The result.", ""),
         *("**Examples**", "", "```pycon", ">>> 1 + 1", "2", "```", "", "Text."),
     ]
 
