@@ -115,23 +115,20 @@ CACHES = (
 
 def prompts() -> Iterator[str]:
     """Prompts of each shape beside llama.cpp's."""
-    lines: list[tuple[str, str, str, str, str, str]] = [
-        ("Qwen3-8B" if kind == "f16" else f"the same, {kind} cache", "Qwen3-8B", run, run, kind, "4096")
-        for run, kind in CACHES
-    ]
-    for model, first, later in (
-        ("Qwen3.6-27B", "h200-prompts-later", "h200-prompts"),
-        ("Qwen3.6-35B-A3B", "h200-prompts", "h200-prompts"),
-        ("Gemma 4 12B", "h200-prompts", "h200-prompts"),
-        ("Gemma 4 12B, q8_0", "h200-prompts", "h200-prompts"),
-        ("Gemma 4 12B, i8", "h200-prompts-later", "h200-prompts-later"),
-    ):
-        theirs, _, kind = model.partition(", ")
-        lines.append((f"the same, {kind} cache" if kind else model, theirs, first, later, model, "8192"))
+    default, first = "h200-prompts-default", "h200-prompts"
     rows = []
-    for name, theirs, first, later, key, at in lines:
-        ours, there = rate(first, key, "pp2048"), rate(later, key, f"pp2048@{at}")
-        rival, rival_there = (rate("h200-llama-cpp", theirs, test) for test in ("pp2048", f"pp2048@{at}"))
+    for name, model, run, there_run, key, at in (
+        ("Qwen3-8B", "Qwen3-8B", "h200-default", "h200-default", "i8", "4096"),
+        ("the same, f16 cache", "Qwen3-8B", "h200-default", "h200-default", "f16", "4096"),
+        ("the same, f16 cache, 2026-11-22", "Qwen3-8B", "h200-depth", "h200-depth", "f16", "4096"),
+        ("Qwen3.6-27B", "Qwen3.6-27B", default, default, "Qwen3.6-27B", "8192"),
+        ("the same, f16 cache, 2026-11-22", "Qwen3.6-27B", "h200-prompts-later", first, "Qwen3.6-27B", "8192"),
+        ("Qwen3.6-35B-A3B, f16 cache, 2026-11-22", "Qwen3.6-35B-A3B", first, first, "Qwen3.6-35B-A3B", "8192"),
+        ("Gemma 4 12B", "Gemma 4 12B", default, default, "Gemma 4 12B", "8192"),
+        ("the same, f16 cache, 2026-11-22", "Gemma 4 12B", first, first, "Gemma 4 12B", "8192"),
+    ):
+        ours, there = rate(run, key, "pp2048"), rate(there_run, key, f"pp2048@{at}")
+        rival, rival_there = (rate("h200-llama-cpp", model, test) for test in ("pp2048", f"pp2048@{at}"))
         own = [None, None] if name.startswith("the same") else [rival, rival_there]
         rows.append([name, ours, own[0], ratio(ours, rival), at, there, own[1], ratio(there, rival_there)])
     return table(["shape", "pp2048", "llama.cpp", "ratio", "at depth", "pp2048 there", "llama.cpp", "ratio"], rows)
@@ -223,9 +220,15 @@ def glance() -> Iterator[str]:
     latest = "h200-default", "i8"
     for model, at, answers, prompt, prompt_there in (
         ("Qwen3-8B", "4096", latest, latest, latest),
-        ("Qwen3.6-27B", "8192", ("h200-hybrids", ""), ("h200-prompts-later", ""), ("h200-prompts", "")),
+        ("Qwen3.6-27B", "8192", ("h200-hybrids", ""), ("h200-prompts-default", ""), ("h200-prompts", "")),
         ("Qwen3.6-35B-A3B", "8192", ("h200-hybrids", ""), ("h200-prompts", ""), ("h200-prompts", "")),
-        ("Gemma 4 12B", "8192", ("h200-gemma4", "12B, f16"), ("h200-prompts", ""), ("h200-prompts", "")),
+        (
+            "Gemma 4 12B",
+            "8192",
+            ("h200-gemma4", "12B, f16"),
+            ("h200-prompts-default", ""),
+            ("h200-prompts-default", ""),
+        ),
     ):
         row: list[object] = [model, "H200"]
         for (run, key), test in (
