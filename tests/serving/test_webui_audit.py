@@ -1,5 +1,7 @@
-"""An audit of the page's accessibility by axe-core: ``npm pack axe-core``, and its ``axe.min.js`` in ``BITMIRROR_AXE``."""
+"""An audit of the page's accessibility by axe-core: that of the package axe-core-python, or of another version whose
+``axe.min.js`` is named by ``BITMIRROR_AXE``."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -17,11 +19,20 @@ from tests.serving.bundled import bundled
 from tests.serving.live import live
 from tests.serving.test_webui import IDLE, PHONE, say, settings
 
-AXE = os.environ.get("BITMIRROR_AXE")
+
+def axe() -> Path | None:
+    """The path of axe-core, if there is one."""
+    if named := os.environ.get("BITMIRROR_AXE"):
+        return Path(named)
+    found = importlib.util.find_spec("axe_core_python")
+    return Path(found.origin).with_name("axe.min.js") if found and found.origin else None
+
+
+AXE = axe()
 
 pytestmark = [
     pytest.mark.skipif(find_browser() is None, reason=f"no browser is installed: none of {', '.join(BROWSERS)}"),
-    pytest.mark.skipif(AXE is None, reason="BITMIRROR_AXE does not name axe.min.js of axe-core"),
+    pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed, and BITMIRROR_AXE names no axe.min.js"),
     pytest.mark.together("webui"),
 ]
 
@@ -39,7 +50,7 @@ def window() -> Iterator[Page]:
 
 def audit(web: Page) -> None:
     assert AXE is not None
-    web.command("Runtime.evaluate", expression=Path(AXE).read_text(encoding="utf-8"))
+    web.command("Runtime.evaluate", expression=AXE.read_text(encoding="utf-8"))
     found = web.run(
         f"""axe.run(document, {{runOnly: {RULES}}}).then((result) => [result.passes.length,
           result.violations.map((each) => [each.id, each.help, each.nodes.map((node) => node.html.slice(0, 200))])])"""
