@@ -387,10 +387,9 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True), ("BF16", 4, True, Finish(True, True))],
     "quantize_pairs": [("plain", 8), ("swiglu", 1), ("xielu", 1)],
     "matmul_experts_warpgroups": [("Q4_K", True), ("Q6_K", True), ("Q5_K", False, Finish(True, True))],
-    "list_pairs": [(32,)],
     "matmul_experts_streamed": [
-        *(("Q4_K", 8, 4, 8), ("Q6_K", 1, 4, 3), ("Q5_K", 8, 2, 16, True, True, Finish(True, True))),
-        *(("MXFP4", 4, 2, 90, False, False, Finish(False, True)), ("NVFP4", 1, 4, 20), ("IQ2_XS", 1, 4, 3)),
+        *(("Q4_K", 8, 4, 8), ("Q6_K", 1, 4, 3), ("Q5_K", 8, 2, 16, True, Finish(True, True))),
+        *(("MXFP4", 4, 2, 90, False, Finish(False, True)), ("NVFP4", 1, 4, 20), ("IQ2_XS", 1, 4, 3)),
     ],
     "matmul_experts_wide": [
         *(("IQ4_XS", 1), ("Q4_K", 8), ("Q8_0", 1)),
@@ -499,7 +498,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "score": [(64, 128, True, False), (7, 48, False, True)],
     "softcap": [()],
     "sparsify": [()],
-    "sort_pairs": [(), (128,)],
+    "sort_pairs": [(), (128,), (32, True)],
     "weigh_products": [(True,), (False,)],
     "stream_weights": [()],
 }

@@ -10,8 +10,12 @@ the experts, and the router's input is a norm of the array that is normalized fo
 launches.  Where weights are those of inputs, a launch more multiplies gate and up by them, and their activation is not in the
 launch that computes them.
 
-The launches of a pass of more than ``NARROW_ROWS`` rows: the router's product and route; sorting pairs by expert; int8; gate
-and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
+Where the weights of experts are streamed (``stream_experts.serves``): norm, int8 and router, with more than ``NARROW_ROWS``
+rows three launches; route; sorting pairs by expert; gate and up (two launches if their formats differ); activation and int8;
+down; the shared network, as without experts; join.
+
+The launches of another pass of more than ``NARROW_ROWS`` rows: the router's product and route; sorting pairs by expert; int8;
+gate and up (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
 Products of warpgroups read activations that are quantized for each pair, with the activation.
 """
 
@@ -28,7 +32,6 @@ from engine.cuda.products import (
     router,
     row_experts,
     stream_experts,
-    stream_pairs,
     warpgroup_experts,
     wide_experts,
 )
@@ -96,8 +99,7 @@ class MixtureLaunches:
         self._ids = recorder.empty((self._rows, experts.n_used), np.int32)
         self._weights = recorder.empty((self._rows, experts.n_used))
         self._routed = False
-        self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
-        self._listed: tuple[Tensor, Tensor] | None = None
+        self._sorted: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
 
     def record(self) -> Tensor:
         """Record the launches and return the result, float32 [rows, n_embd]."""
@@ -347,18 +349,19 @@ class MixtureLaunches:
             self._recorder.launch(kernel, (self._rows,), 32, arguments, ids=self._ids, weights=self._weights)
             self._routed = True
 
-    def _sort(self, columns: int) -> tuple[Tensor, Tensor]:
+    def _sort(self, columns: int, dense: bool = False) -> tuple[Tensor, Tensor]:
         """Record the sorting of pairs by expert.  Returns the sorted pairs, and the items of a product's blocks, of up to
-        ``columns`` pairs."""
-        if columns not in self._sorted:
+        ``columns`` pairs; dense: without gaps."""
+        if (columns, dense) not in self._sorted:
             recorder, n_expert = self._recorder, self._experts.n_expert
             listed = recorder.empty((self._pairs,), np.int32)
             items = recorder.empty((wide_experts.n_items(self._pairs, n_expert, columns), 4), np.int32)
             arguments = (self._ids, self._pairs, listed, items)
-            kernel = wide_experts.sort_pairs(*(() if columns == wide_experts.COLUMNS else (columns,)))
+            constants = (columns, True) if dense else () if columns == wide_experts.COLUMNS else (columns,)
+            kernel = wide_experts.sort_pairs(*constants)
             recorder.launch(kernel, (n_expert,), wide_experts.SORTERS, arguments, listed=listed, items=items)
-            self._sorted[columns] = listed, items
-        return self._sorted[columns]
+            self._sorted[columns, dense] = listed, items
+        return self._sorted[columns, dense]
 
     def _stream_tiles(self) -> int:
         """The tiles of 8 pairs of an item of products that stream the weights of experts; 0 if others are used."""
@@ -369,37 +372,22 @@ class MixtureLaunches:
         ):
             return 0
         matrices = present(experts.gate, experts.up, experts.down)
-        if not all(w.format.quantized for w in matrices):
+        # In units of 32, gate and up were slower than by other kernels: more is done for a unit, and it has fewer bytes.
+        if not experts.down.format.quantized or any(w.format.unit != quantize.RUN for w in matrices[:-1]):
             return 0
         return min(stream_experts.tiles_for(w.format.name, w.columns // w.format.unit) for w in matrices)
-
-    def _list(self, matrix: DeviceWeight) -> tuple[Tensor, Tensor]:
-        """Record the listing of pairs by expert for products that stream the weights, the first of them with ``matrix``.
-        Returns the list and the items."""
-        if self._listed is None:
-            recorder, n_expert, columns = self._recorder, self._experts.n_expert, 8 * self._streamed
-            listed = recorder.empty((self._pairs,), np.int32)
-            items = recorder.empty((stream_pairs.n_items(self._pairs, n_expert, columns), 4), np.int32)
-            n_rows, stride = matrix.rows // n_expert, 4 * matrix.format.row_bytes(matrix.columns)
-            n_bytes = min(stream_pairs.AHEAD, n_rows // 16 * 4 * stride)
-            arguments = (self._ids, self._pairs, listed, items, matrix, stride, n_rows, n_bytes)
-            kernel = stream_pairs.list_pairs(columns)
-            recorder.launch(kernel, (n_expert,), stream_pairs.THREADS, arguments, listed=listed, items=items)
-            self._listed = listed, items
-        return self._listed
 
     def _matmul_streamed(
         self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]
     ) -> None:
-        recorder, early = self._recorder, self._listed is not None
-        (listed, items), (finish, added) = self._list(stacks[0]), finish_of(ends)
+        tiles, recorder = self._streamed, self._recorder
+        (listed, items), (finish, added) = self._sort(8 * tiles, True), finish_of(ends)
         entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
         arguments = (
             *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed, *added),
             *(n_tiles, len(stacks) * n_tiles, n_rows, *x),
         )
-        share, units = 1 if down else self._experts.n_used, stacks[0].columns // entry.unit
-        constants = share, self._streamed, units, not self._wide, early
+        constants = 1 if down else self._experts.n_used, tiles, stacks[0].columns // entry.unit, not self._wide
         kernel, blocks, threads = stream_experts.geometry(
             entry.name, *constants, recorder.device.multiprocessors, finish
         )

@@ -64,6 +64,8 @@ SHARED = 113 << 10
 
 SORTERS = 512
 """Threads of a block of ``sort_pairs``."""
+MOST_EXPERTS = 1024
+"""Experts of which a dense list of items can be made."""
 AT_ONCE = 8
 """Ids that a thread of ``sort_pairs`` has in flight."""
 
@@ -78,17 +80,29 @@ def n_items(pairs: int, n_expert: int, columns: int = COLUMNS) -> int:
 
 
 @kernel(I32P, i32, I32P, I32P, threads=SORTERS)
-def sort_pairs(columns: int = COLUMNS) -> KernelCode:
-    """List pairs by expert, and items of up to ``columns`` of them.  Grid: n_expert blocks of ``SORTERS``."""
+def sort_pairs(columns: int = COLUMNS, dense: bool = False) -> KernelCode:
+    """List pairs by expert, and items of up to ``columns`` of them; dense: items have no gaps, and the number of all items
+    instead of -1.  Grid: n_expert blocks of ``SORTERS``."""
     warps, round_ = SORTERS // 32, SORTERS * AT_ONCE
+    n_all = MOST_EXPERTS if dense else 1
 
     @cuda.jit
     def sort_pairs(ids, pairs, listed, items):
         let_next_begin()
         befores = pointer(cuda.shared.array(warps, np.int32))
         owns = pointer(cuda.shared.array(warps, np.int32))
-        thread, expert = I(cuda.threadIdx.x), I(cuda.blockIdx.x)
+        counts = cuda.shared.array(n_all, np.int32)
+        numbers = cuda.shared.array(2, np.int32)
+        thread, expert, n_expert = I(cuda.threadIdx.x), I(cuda.blockIdx.x), I(cuda.gridDim.x)
         warp, lane = I(thread >> 5), I(thread & 31)
+        if dense:
+            i = thread
+            while i < n_expert:
+                counts[i] = I(0)
+                i = I(i + SORTERS)
+            if thread < 2:
+                numbers[thread] = I(0)
+            cuda.syncthreads()
         wait_for_inputs()
         before, own = I(0), I(0)
         i = thread
@@ -99,6 +113,8 @@ def sort_pairs(columns: int = COLUMNS) -> KernelCode:
                 if at < pairs:
                     before = I(before + (I(1) if other < expert else I(0)))
                     own = I(own + (I(1) if other == expert else I(0)))
+                    if dense:
+                        cuda.atomic.add(counts, other, I(1))
             i = I(i + round_)
         # place: where the thread's own pairs go, after those of all threads before it.
         place, total = I(0), own
@@ -128,15 +144,26 @@ def sort_pairs(columns: int = COLUMNS) -> KernelCode:
                     listed[place] = at
                     place = I(place + 1)
             i = I(i + round_)
-        first = I(u32(start) // u32(columns))
-        n = I(I(u32(start + count) // u32(columns)) - first + 1)
+        first = I(I(u32(start) // u32(columns)) + expert)
+        n, number = I(I(I(u32(start + count) // u32(columns)) + expert) - first + 1), I(-1)
+        if dense:
+            # The syncthreads above comes after all counts.
+            i = thread
+            while i < n_expert:
+                n_own = I(u32(counts[i] + columns - 1) // u32(columns))
+                if i < expert:
+                    cuda.atomic.add(numbers, 0, n_own)
+                cuda.atomic.add(numbers, 1, n_own)
+                i = I(i + SORTERS)
+            cuda.syncthreads()
+            first, number, n = numbers[0], numbers[1], I(u32(count + columns - 1) // u32(columns))
         j = thread
         while j < n:
-            item = advance(items, I(4 * I(first + expert + j)))
+            item = advance(items, I(4 * I(first + j)))
             item[0] = expert
             item[1] = I(start + j * columns)
             item[2] = max(I(0), min(I(columns), I(count - j * columns)))
-            item[3] = I(-1)
+            item[3] = number
             j = I(j + SORTERS)
 
     return sort_pairs

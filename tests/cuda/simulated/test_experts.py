@@ -303,11 +303,18 @@ def test_runs_of_tiles(n_tiles: int, pairs: int, n_matrices: int, at_once: int) 
     assert size == MOST_TILES or blocks(2 * size) < ROUNDS * at_once
 
 
-def by_expert(ids: np.ndarray, n_expert: int, columns: int = wide_experts.COLUMNS) -> tuple[np.ndarray, np.ndarray]:
-    """The result of ``sort_pairs`` for the experts of pairs, after checking that it is right."""
+def by_expert(
+    ids: np.ndarray, n_expert: int, columns: int = wide_experts.COLUMNS, dense: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The result of ``sort_pairs`` for the experts of pairs, after checking that it is right; dense: only its items."""
     listed = np.full(ids.size, -1, np.int32)
     items = np.full((wide_experts.n_items(ids.size, n_expert, columns), 4), -1, np.int32)
-    run(wide_experts.sort_pairs(columns), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
+    constants = (columns, True) if dense else (columns,)
+    run(wide_experts.sort_pairs(*constants), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
+    if dense:
+        n = items[0, 3]
+        assert (items[:n, 3] == n).all() and (items[:n, 2] > 0).all() and (items[n:] == -1).all()
+        items = items[:n]
     assert sorted(listed) == list(range(ids.size)) and (np.diff(ids.reshape(-1)[listed]) >= 0).all()
     found = np.zeros(ids.size, int)
     for expert, start, count, _ in items[items[:, 2] != 0]:
@@ -322,7 +329,9 @@ def by_expert(ids: np.ndarray, n_expert: int, columns: int = wide_experts.COLUMN
 def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
     rng = np.random.default_rng(rows)
     ids = np.minimum(rng.geometric(0.1, rows * n_used) - 1, n_expert - 1).astype(np.int32)
-    by_expert(np.where(ids == n_expert // 2, 0, ids) if n_expert > 2 else ids, n_expert)
+    ids = np.where(ids == n_expert // 2, 0, ids) if n_expert > 2 else ids
+    by_expert(ids, n_expert)
+    by_expert(ids, n_expert, 8, True)
 
 
 @pytest.mark.parametrize(

@@ -10,41 +10,16 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cuda.products import repack, stream_experts, stream_pairs
+from engine.cuda.products import repack, stream_experts
 from engine.cuda.products.experts import NOTHING, Finish, tiles
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
-from tests.cuda.simulated.test_experts import launched, mixture, other, packed
+from tests.cuda.simulated.test_experts import by_expert, launched, mixture, other, packed
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
 from tests.cuda.simulated.test_warpgroup_experts import LARGE, finished
 from tests.tiers import few
 
 assert gpu
-
-
-def by_expert(ids: np.ndarray, n_expert: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The result of ``list_pairs`` for the experts of pairs, after checking that it is right."""
-    n, w = stream_pairs.n_items(ids.size, n_expert, columns), np.zeros(4 * n_expert, np.uint32)
-    listed, items = np.full(ids.size, -1, np.int32), np.full((n, 4), -1, np.int32)
-    arguments = [ids, ids.size, listed, items, w, 4, 16, 16]
-    run(stream_pairs.list_pairs(columns), n_expert, stream_pairs.THREADS, arguments)
-    assert sorted(listed) == list(range(ids.size)) and (np.diff(ids[listed]) >= 0).all()
-    counts = np.bincount(ids, minlength=n_expert)
-    starts, n = np.cumsum(counts) - counts, int(sum(-(-counts // columns)))
-    theirs = [
-        (e, starts[e] + first, min(columns, counts[e] - first), n)
-        for e in range(n_expert)
-        for first in range(0, counts[e], columns)
-    ]
-    assert items[:n].tolist() == [list(map(int, item)) for item in theirs] and (items[n:] == -1).all()
-    return listed, items
-
-
-@pytest.mark.parametrize(("rows", "n_used", "n_expert"), [(17, 1, 1), (90, 8, 12), (3, 2, 40), (600, 1, 3)])
-def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
-    rng = np.random.default_rng(rows)
-    ids = np.minimum(rng.geometric(0.1, rows * n_used) - 1, n_expert - 1).astype(np.int32)
-    by_expert(np.where(ids == n_expert // 2, 0, ids) if n_expert > 2 else ids, n_expert, 8)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +39,8 @@ def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
             ("Q4_1 Q4_1", (5, 0, 9), 2, 2, 9, 24, 2, False, Finish(True, False)),
             ("MXFP4", (5, 0, 9), 1, 1, 10, 24, 2, False, NOTHING),
             ("NVFP4", (2, 11), 1, 2, 20, 16, 2, False, NOTHING),
+            # A pass of 256 rows: more items than blocks, of every size, with the fewest blocks per expert.
+            ("Q4_K", tuple(k * 5 % 37 for k in range(28)) + (3, 29), 2, 4, 1, 16, 7, False, NOTHING),
         ],
         4,
     ),
@@ -84,7 +61,7 @@ def test_products(
     unit = entries[0].unit
     ids = np.repeat(np.arange(n_expert, dtype=np.int32), counts)
     np.random.default_rng(pairs).shuffle(ids)
-    listed, items = by_expert(ids, n_expert, 8 * most)
+    listed, items = by_expert(ids, n_expert, 8 * most, True)
     x = activations(-(-pairs // n_used), unit * units)
     stacks = [weight(entries[0], n_expert * n_rows, unit * units), other(entries[0], n_expert * n_rows, unit * units)]
     outs = [np.full((pairs, n_rows), np.nan, F) for _ in entries]
@@ -96,7 +73,7 @@ def test_products(
         *(tiles(n_rows), end, n_rows, *packed(unit, x, not narrow)),
     ]
     run(
-        *stream_experts.geometry(entries[0].name, n_used, most, units, narrow, n_blocks == 3, n_blocks, finish),
+        *stream_experts.geometry(entries[0].name, n_used, most, units, narrow, n_blocks, finish),
         arguments,
     )
     for k, out in enumerate(outs):
@@ -115,7 +92,7 @@ def test_a_mixture(gpu: Any) -> None:
     gpu.device.shared_memory = LARGE
     names = launched(gpu, mixture("Q4_K Q4_K Q8_0", 2, 1, 256, 32, ""), 17, normalized=False)
     product = ["quantize", "matmul_experts_streamed"]
-    assert names == ["matmul_float_wide", product[0], "route", "list_pairs", product[1], *product, "join"]
+    assert names == ["matmul_float_wide", product[0], "route", "sort_pairs", product[1], *product, "join"]
 
 
 @pytest.mark.thorough
@@ -123,10 +100,17 @@ def test_few_rows(gpu: Any) -> None:
     """Up to 16 rows, with a network that every row uses and gate and up in two formats."""
     gpu.device.shared_memory = LARGE
     names = launched(gpu, mixture("Q6_K Q4_K Q4_K", 2, 1, 256, 256, "Q4_K Q4_K Q8_0"), 3)
-    product = ["list_pairs", "matmul_experts_streamed", "matmul_experts_streamed"]
+    product = ["sort_pairs", "matmul_experts_streamed", "matmul_experts_streamed"]
     common = ["rms_norm_quantize", "matmul_quantized", "quantize", "matmul_quantized"]
     last = ["quantize", "matmul_experts_streamed", "join"]
     assert names == ["rms_norm_router", "route", *product, *common, *last]
+
+
+def test_units_of_32(gpu: Any) -> None:
+    """Gate and up in such units have other products."""
+    gpu.device.shared_memory = LARGE
+    names = launched(gpu, mixture("Q8_0 Q8_0 Q8_0", 2, 1, 32, 32), 17, normalized=False)
+    assert "matmul_experts_wide" in names and "matmul_experts_streamed" not in names
 
 
 def test_room() -> None:
