@@ -172,6 +172,19 @@ def users() -> Iterator[str]:
     return table(["users", *counts], rows)
 
 
+def new_lengths() -> Iterator[str]:
+    """Prompts of lengths that come for the first time, for the second time, and later; and before passes were started while
+    they are recorded."""
+    lines: list[list[object]] = []
+    for model, tests in data()["h200-new-lengths"]["rates"].items():
+        for n in dict.fromkeys(int(test.partition(",")[0][2:]) for test in tests):
+            runs = ("h200-new-lengths-before", "h200-new-lengths")
+            found = [[rate(run, model, f"pp{n}, {when}") for when in ("first", "second")] for run in runs]
+            lines.append([model, n, *found[0], *found[1], rate(runs[1], model, f"pp{n}, later")])
+    header = ["shape", "tokens", "first time, before", "second", "first time", "second", "later"]
+    return table(header, lines)
+
+
 def many_users() -> Iterator[str]:
     """A sentence about 16 and 128 users."""
     one, sixteen, most = (rate("h200-users", "Qwen3-8B", n) for n in ("1", "16", "128"))
@@ -354,6 +367,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "gemma4": gemma4,
     "users": users,
     "many-users": many_users,
+    "new-lengths": new_lengths,
     "cpu": cpu,
     "cpu-memory": cpu_memory,
     "readme-cpu": readme_cpu,
