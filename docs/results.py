@@ -172,6 +172,14 @@ def users() -> Iterator[str]:
     return table(["users", *counts], rows)
 
 
+def short_prompts() -> Iterator[str]:
+    """Prompts of a single pass, now and with the kernels of earlier days."""
+    tests, rows = ("pp256", "pp512", "pp1024", "pp2048"), []
+    for when, run in (("", "h200-short-prompts"), (", f16 cache, 2026-11-22", "h200-short-prompts-before")):
+        rows += [[model + when, *(rate(run, model, test) for test in tests)] for model in data()[run]["rates"]]
+    return table(["shape", *tests], rows)
+
+
 def new_lengths() -> Iterator[str]:
     """Prompts of lengths that come for the first time, for the second time, and later; and before passes were started while
     they are recorded."""
@@ -367,6 +375,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "gemma4": gemma4,
     "users": users,
     "many-users": many_users,
+    "short-prompts": short_prompts,
     "new-lengths": new_lengths,
     "cpu": cpu,
     "cpu-memory": cpu_memory,
