@@ -14,7 +14,7 @@ from engine.cuda.runtime.device import Buffer, Device
 from engine.cuda.sample import PARAMS
 from engine.decode.device_params import pack_params, token_of
 from engine.limits import DECODE_ANSWERS, DECODE_ROWS
-from engine.sampling.row_digest import RowDigest, hexadecimal
+from engine.sampling.row_digest import PACKED, PackedDigest
 from engine.sampling.sampler import Sampler
 from engine.speculative.params import MODES
 
@@ -138,9 +138,9 @@ class DeviceSampler:
         part = self._next(slot, later)
         return part[1 : 1 + int(part[0])].tolist()  # type: ignore[no-any-return]
 
-    def digests(self, slot: int, count: int) -> list[RowDigest]:
+    def digests(self, slot: int, count: int) -> list[PackedDigest]:
         """The digests of the first rows of the next step of a slot, once :meth:`ready`, if the step has computed them."""
-        return row_digests(self.digest_memory[0][slot, self.taken[slot] % DIGEST_PARTS, :count])
+        return packed_digests(self.digest_memory[0][slot, self.taken[slot] % DIGEST_PARTS, :count])
 
     def take(self, slot: int = 0) -> list[int]:
         """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what
@@ -280,14 +280,10 @@ class DeviceSampler:
             launch(choice, n_rows, sample.GROUPS, [*row, *lists])
 
 
-def row_digests(words: np.ndarray) -> list[RowDigest]:
+def packed_digests(words: np.ndarray) -> list[PackedDigest]:
     """The digests of rows that ``engine/cuda/digest.py`` has written, int32 [n, 8]."""
-    sums, tokens = words[:, :4].copy().view(np.uint64).tolist(), words[:, 4::2].tolist()
-    values = words[:, 5::2].copy().view(np.float32).tolist()
-    return [
-        RowDigest(hexadecimal(*low_high), (first, second), (x, y))
-        for low_high, (first, second), (x, y) in zip(sums, tokens, values, strict=True)
-    ]
+    data = words.tobytes()
+    return [data[at : at + PACKED] for at in range(0, len(data), PACKED)]
 
 
 def _accepts(mode: str, greedy: bool) -> str:

@@ -224,7 +224,7 @@ class DeviceSteps(ModelSteps):
         words = self._chooser.words(slot)
         step = Step([*itertools.takewhile(lambda word: word >= 0, words)])
         if running.request.receipt:
-            step.rows = self._chooser.digests(slot, len(step.tokens))
+            step.rows = [*self._chooser.digests(slot, len(step.tokens))]
         try:
             self._chooser.take(slot)
         except EngineError as error:

@@ -9,11 +9,12 @@ import numpy as np
 from engine.cuda.digest import WORDS
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_params import edits, token_of
-from engine.decode.device_sampler import DeviceSampler, Rows, row_digests
+from engine.decode.device_sampler import DeviceSampler, Rows, packed_digests
 from engine.decode.graph_operations import GraphOperations
 from engine.decode.request import ReadRow
 from engine.limits import DECODE_ANSWERS
 from engine.sampling.finite import check_largest
+from engine.sampling.row_digest import unpacked
 from engine.sampling.sampler import Sampler
 
 MOST_ROWS = DECODE_ANSWERS
@@ -63,7 +64,7 @@ class ReplayedRows:
 
     def rows(self, read: np.ndarray) -> list[ReadRow]:
         """See :class:`engine.decode.request.RowReader`."""
-        digests, words = row_digests(read[:, :WORDS]), read[:, WORDS].tolist()
+        digests, words = map(unpacked, packed_digests(read[:, :WORDS])), read[:, WORDS].tolist()
         return [
             ReadRow(each, partial(token_of, word, self._sampler)) for each, word in zip(digests, words, strict=True)
         ]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from engine.sampling.row_digest import RowDigest
+from engine.sampling.row_digest import PackedDigest, RowDigest
 from engine.sampling.sampler import Sampler
 from engine.speculative.speculation import Speculation
 
@@ -104,7 +104,7 @@ class Request:
         self.reader = reader
         self.receipt = receipt
         #: The digests of the logits that the tokens of ``items`` were chosen from, if they are wanted.
-        self.rows: deque[RowDigest] = deque()
+        self.rows: deque[RowDigest | PackedDigest] = deque()
         self.state: State = Waiting()
         #: The slot that it should get if that is free, and the one that it has or had; -1: any, and none.
         self.wanted_slot = self.slot = -1

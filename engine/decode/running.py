@@ -11,7 +11,7 @@ import numpy as np
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.request import Request, State
 from engine.limits import MOST_DRAFTS
-from engine.sampling.row_digest import RowDigest
+from engine.sampling.row_digest import PackedDigest, RowDigest
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal, StepLimits
 from engine.speculative.speculation import NOTHING
@@ -28,7 +28,7 @@ class Step:
     tokens: list[int]
     logits: list[np.ndarray] = field(default_factory=list)
     error: Exception | None = None
-    rows: list[RowDigest] = field(default_factory=list)
+    rows: list[RowDigest | PackedDigest] = field(default_factory=list)
 
     def row(self, i: int) -> np.ndarray:
         """The logits of token i; empty if they stayed on the device."""

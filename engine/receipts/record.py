@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.receipts.form import FORMAT, VERSION, chain_of, fingerprint_of
 from engine.receipts.parameters import Parameters
-from engine.sampling.row_digest import RowDigest
+from engine.sampling.row_digest import PackedDigest, RowDigest, unpacked
 from engine.version import __version__
 
 
@@ -17,9 +17,9 @@ class Record:
         self.parameters = parameters
         self._prompt = prompt
         self._tokens: list[int] = []
-        self._rows: list[RowDigest] = []
+        self._rows: list[RowDigest | PackedDigest] = []
 
-    def add(self, token: int, row: RowDigest) -> None:
+    def add(self, token: int, row: RowDigest | PackedDigest) -> None:
         """Record the next token."""
         self._tokens.append(token)
         self._rows.append(row)
@@ -36,7 +36,9 @@ class Record:
         identity: what describes the model; n_tokens: how many tokens count, if further ones were computed; parameters: those
         of the answer, if they are not those that were given.
         """
-        tokens, rows = self._tokens[:n_tokens], self._rows[:n_tokens]
+        tokens = self._tokens[:n_tokens]
+        # Only now, because a device has computed the next tokens meanwhile.
+        rows = [row if isinstance(row, RowDigest) else unpacked(row) for row in self._rows[:n_tokens]]
         found: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,

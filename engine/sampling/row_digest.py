@@ -1,5 +1,6 @@
 """What a receipt keeps of the logits that a token was chosen from."""
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,19 @@ class RowDigest(NamedTuple):
     digest: str
     tokens: tuple[int, int]
     values: tuple[float, float]
+
+
+PackedDigest = bytes
+"""A row digest as a device writes it (``engine/cuda/digest.py``), 32 bytes."""
+
+PACKED = 32
+"""Bytes of a packed digest."""
+
+
+def unpacked(packed: PackedDigest) -> RowDigest:
+    """The digest that a device has written."""
+    first, x, second, y = struct.unpack("<ifif", packed[16:])
+    return RowDigest(packed[:16].hex(), (first, second), (x, y))
 
 
 def row_digest(logits: npt.NDArray[np.float32]) -> RowDigest:
