@@ -12,7 +12,7 @@ logits can make two rows with the same digest.  ``docs/receipts.md`` says why th
 import numpy as np
 from numba import njit
 
-from engine.cpu.sample import pack, place_of
+from engine.cpu.sample import argmax, order_key
 from engine.numerics import float_bits, mix64
 
 u32 = np.uint32
@@ -33,13 +33,18 @@ def digest(logits):
     [n_vocab], n_vocab > 1."""
     low = u64(0)
     high = u64(0)
-    first = u64(0)
-    second = u64(0)
+    # Without the comparisons, which a loop of its own makes, the compiler mixes several words at once.
     for token in range(logits.size):
         word = word_of(logits[token], token)
         low += word
         high += mix64(word + GAMMA)
-        key = pack(logits[token], token)
-        second = max(second, min(first, key))
-        first = max(first, key)
-    return low, high, place_of(first), place_of(second)
+    first = argmax(logits, logits.size)
+    rest = logits[first + 1 :]
+    if first == 0:
+        return low, high, first, 1 + argmax(rest, rest.size)
+    second = argmax(logits, first)
+    if rest.size > 0:
+        other = first + 1 + argmax(rest, rest.size)
+        if order_key(logits[other]) > order_key(logits[second]):
+            second = other
+    return low, high, first, second

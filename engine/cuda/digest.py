@@ -1,6 +1,6 @@
 """The digest of rows of logits on the GPU, for receipts: 128 bits, and the two largest logits.
 
-Formula: ``engine/cpu/digest.py``: two sums of mixed words modulo 2**64, and the two largest of the packed keys there.
+Formula: ``engine/cpu/digest.py``: two sums of mixed words modulo 2**64, and the two largest logits.
 Shapes: up to 128 rows of logits float32 [n_vocab], one every ``stride``, before anything has changed them.  As in
     ``engine/cuda/accept.py``, entry e owns rows starts[e] .. starts[e + 1] - 1, all of slot sequences[starts[e]]; starts is
     int32 [17], or [129] in a pass of more than 16 rows, sequences int32 [rows], and step int32 [slots] the number of steps

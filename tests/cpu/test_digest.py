@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cpu.digest import digest
+from engine.cpu.sample import pack
 from engine.sampling.row_digest import row_digest
 
 MASK = 2**64 - 1
@@ -37,6 +38,15 @@ def test_it_is_that_of_its_definition(values: list[float]) -> None:
     order = sorted(range(len(values)), key=lambda i: (-logits[i], i))
     assert found.tokens == tuple(order[:2])
     assert found.values == tuple(logits[order[:2]].tolist())
+
+
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf]), min_size=2, max_size=300))
+def test_the_two_largest_are_those_of_the_sampler(values: list[float]) -> None:
+    """Ties, both zeros, and what is not finite; more logits than are compared at once."""
+    logits = np.array(values, np.float32)
+    keys = sorted(range(len(values)), key=lambda i: -pack(logits[i], i))
+    assert row_digest(logits).tokens == tuple(keys[:2])
+    assert row_digest(logits).digest == expected(logits)
 
 
 @given(rows, st.data())
