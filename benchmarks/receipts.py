@@ -78,17 +78,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--users", default="1,64", help="numbers of answers at a time (1,64); empty: none")
+    parser.add_argument("--users", default="1,64", help="numbers of answers at a time (1,64); 0: none")
     parser.add_argument("-n", type=int, default=128, help="tokens of an answer (128)")
     parser.add_argument("--replayed", type=int, default=1000, help="tokens of the answer that is replayed (1000)")
     parser.add_argument("-r", "--repetitions", type=int, default=4)
     args = parser.parse_args()
-    users = [int(each) for each in args.users.split(",") if each]
+    users = [n for n in map(int, args.users.split(",")) if n]
     n_ctx = PROMPT + max(args.n, args.replayed) + 1
     with engine.load(args.model, device=args.device, n_ctx=n_ctx, parallel=max([1, *users]), mtp=False) as llm:
         print(f"{llm.model.ops.label}: {args.model.name}", flush=True)
         llm.compile()
-        costs(llm, users, args.n, args.repetitions)
+        if users:
+            costs(llm, users, args.n, args.repetitions)
         if args.replayed:
             for options in ({}, {"temperature": 0.0}):
                 replays(llm, args.replayed, args.repetitions, options)
