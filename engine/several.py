@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from engine.decode.generation import Generation
+from engine.decode.generation import Generation, advance
 from engine.errors import ContextError, UsageError
 
 T = TypeVar("T")
@@ -36,9 +36,9 @@ def finish(answers: Sequence[Generation], parallel: int, progress: bool = False)
     try:
         with _bar(len(answers), progress) as ended:
             while running:
-                # One piece of each in turn: a pass that computes a token of one has a row of every other.
+                # One token of each in turn: a pass that computes a token of one has a row of every other.
                 answer = running.popleft()
-                if next(answer, None) is not None:
+                if advance(answer):
                     running.append(answer)
                 else:
                     ended()

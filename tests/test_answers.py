@@ -14,6 +14,7 @@ import bitmirror
 import engine
 from engine import ContextError, SamplingParams, UsageError
 from engine.errors import EngineError, named_by_flags
+from engine.text.shown import Shown
 
 PROMPTS = ["def add(a, b):\n    ", "class Stack:\n", "import os\n", "for i in range("]
 SEEDED: Any = {"max_tokens": 12, "seed": 5}
@@ -62,6 +63,24 @@ def test_answers_of_a_list_are_those_of_each_alone(llm: engine.LLM, monkeypatch:
     assert ["".join(answer) for answer in begun] == [answer.text for answer in alone]
     (one,) = llm.complete(PROMPTS[:1], **SEEDED)
     assert one.ids == alone[0].ids
+
+
+def test_answers_without_text_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are advanced by tokens: one whose tokens have no text does not keep the others waiting."""
+    rows: list[int] = []
+    with engine.load(n_ctx=256, parallel=2, device="cpu") as llm:
+        alone = [llm.complete(prompt, **SEEDED) for prompt in PROMPTS[:2]]
+        step = llm.model.step
+
+        def counted(parts: Any) -> Any:
+            rows.append(len(parts))
+            return step(parts)
+
+        monkeypatch.setattr(llm.model, "step", counted)
+        monkeypatch.setattr(Shown, "feed", lambda self, token: [])
+        answers = llm.complete(PROMPTS[:2], **SEEDED)
+    assert [answer.ids for answer in answers] == [answer.ids for answer in alone]
+    assert rows.count(2) >= SEEDED["max_tokens"] - 3 and [answer.text for answer in answers] == ["", ""]
 
 
 def test_conversations_of_a_list_are_those_of_each_alone(llm: engine.LLM) -> None:

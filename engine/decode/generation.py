@@ -170,7 +170,9 @@ class Generation:
                 raise UsageError(
                     "a function that an answer has called must not continue it; it may end it with close()."
                 )
-            return next(self._pieces)
+            while not (piece := next(self._pieces)):
+                pass  # a token without text
+            return piece
 
     def close(self) -> None:
         """End the answer early: no further token is computed. Does nothing if the answer has ended.
@@ -288,7 +290,7 @@ class Generation:
             raise UsageError(f"the answer is not complete JSON: {problem}.") from None
 
     def _run(self) -> Generator[str, None, None]:
-        """Generate tokens, decode them, and yield the text that may be shown."""
+        """Generate tokens, decode them, and yield the text that may be shown after each; "" if there is none."""
         yield from self._said()
         self._divide()
 
@@ -309,19 +311,18 @@ class Generation:
             pieces = text.feed(token)
             if text.stopped:
                 self.finish_reason = "stop"
-                yield from self._show(pieces)
+                yield self._show(pieces)
                 return
-            yield from self._show(pieces)
+            yield self._show(pieces)
         pieces = text.flush()
         if text.stopped:
             self.finish_reason = "stop"
-        yield from self._show(pieces)
+        yield self._show(pieces)
 
-    def _show(self, pieces: Sequence[Piece]) -> Iterator[str]:
+    def _show(self, pieces: Sequence[Piece]) -> str:
         text = "".join(piece.text for piece in pieces)
-        if text:
-            self.text += text
-            yield text
+        self.text += text
+        return text
 
     # --- tokens ------------------------------------------------------------------------------------------------
 
@@ -382,6 +383,13 @@ def begun(llm: AnsweringModel, prompt_ids: list[int], sampler: Sampler, **how: A
     answer = Generation.__new__(Generation)
     answer._begin(llm, prompt_ids, sampler, **how)
     return answer
+
+
+def advance(answer: Generation) -> bool:
+    """Compute the next token of an answer, which nobody else iterates over, whether it has text or not.  Returns False at the
+    end."""
+    with answer._turn:
+        return next(answer._pieces, None) is not None
 
 
 def request_of(answer: Generation) -> Request:
