@@ -8,6 +8,7 @@ sequence is in lane j % 64 of page ``table[sequence, j // 64]``.  Other data, su
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -258,7 +259,7 @@ class KVCache(PagedMemory):
         """The bytes that it has in the memory of a device."""
         return self._bytes[place] if self.memories else self.n_bytes
 
-    @property
+    @cached_property
     def rewind(self) -> int:
         """The number of latest tokens that can always be rolled back."""
         spare = [paging.spare for paging in self.pools if 0 < paging.window < self.n_ctx]

@@ -151,8 +151,7 @@ class Sequence:
 
         Raises NoPages if all pages of the cache are in use.
         """
-        for paging, pool in self._cache.pools.items():
-            held = self._pages[paging]
+        for (paging, held), pool in zip(self._pages.items(), self._cache.pools.values(), strict=True):
             if paging.window:
                 self._drop(paging, 0, paging.passed(self.length))
             first = next(reversed(held)) + 1 if held else paging.passed(self.length)

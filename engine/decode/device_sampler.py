@@ -138,9 +138,37 @@ class DeviceSampler:
         part = self._next(slot, later)
         return part[1 : 1 + int(part[0])].tolist()  # type: ignore[no-any-return]
 
+    def _parts(self, slots: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The index in ``ring`` of the part of each slot for the next result."""
+        taken = np.array([self.taken[slot] for slot in slots])
+        return np.array(slots), taken % self.ring.shape[1]
+
+    def all_ready(self, slots: list[int]) -> bool:
+        """Whether the results of the next step of each slot have arrived."""
+        return bool((self.ring[(*self._parts(slots), 0)] != EMPTY).all())
+
+    def take_all(self, slots: list[int]) -> list[list[int]]:
+        """The :meth:`words` of the next step of each slot, once :meth:`all_ready`; frees their parts of the ring."""
+        if len(slots) == 1:  # faster than with arrays
+            words = [self.words(slots[0])]
+            self._next(slots[0])[0] = EMPTY
+        else:
+            parts = self._parts(slots)
+            found = self.ring[parts]
+            counts = found[:, 0].tolist()
+            words = [row[:n] for row, n in zip(found[:, 1 : 1 + max(counts)].tolist(), counts, strict=True)]
+            self.ring[(*parts, 0)] = EMPTY
+        for slot in slots:
+            self.taken[slot] += 1
+        return words
+
+    def check(self, slot: int, word: int) -> None:
+        """Raise what ``Sampler.sample`` raises if a token of a slot could not be chosen."""
+        token_of(word, self._samplers[slot])
+
     def digests(self, slot: int, count: int) -> list[PackedDigest]:
-        """The digests of the first rows of the next step of a slot, once :meth:`ready`, if the step has computed them."""
-        return packed_digests(self.digest_memory[0][slot, self.taken[slot] % DIGEST_PARTS, :count])
+        """The digests of the first rows of the latest step of a slot that was taken, if the step has computed them."""
+        return packed_digests(self.digest_memory[0][slot, (self.taken[slot] - 1) % DIGEST_PARTS, :count])
 
     def take(self, slot: int = 0) -> list[int]:
         """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what

@@ -15,11 +15,11 @@ previous step is known, as in any other step.  The host computes the masks while
 sampling.
 """
 
-import itertools
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat, takewhile
 from typing import cast
 
 import numpy as np
@@ -53,10 +53,13 @@ POLL_SECONDS = 5e-5
 
 @dataclass
 class LaunchedBatch:
-    """A pass in flight: launched, and its results not taken.  masks: the number of rows with a mask, by slot; no token is
-    needed from the other rows of these slots, so every token is masked there."""
+    """A pass in flight: launched, and its results not taken.  slots, rows: the slot of each request, and its number of rows;
+    masks: the number of rows with a mask, by slot; no token is needed from the other rows of these slots, so every token is
+    masked there."""
 
     requests: list[InFlightRequest]
+    slots: list[int]
+    rows: list[int]
     masks: dict[int, int] = field(default_factory=dict)
 
 
@@ -84,8 +87,7 @@ class DeviceSteps(ModelSteps):
         self._in_flight: deque[LaunchedBatch] = deque()
         self._masks: permit.Masks | None = None
         #: The number of passes in flight of the request in each slot, and of their rows.
-        self._passes: Counter[int] = Counter()
-        self._rows_under_way: Counter[int] = Counter()
+        self._passes, self._rows_under_way = [0] * n, [0] * n
         #: The slots of requests that continue at another position than the device assumes.
         self._stray: set[int] = set()
         #: The sampling of the latest pass, until its masks are known.
@@ -115,33 +117,39 @@ class DeviceSteps(ModelSteps):
         """Launch a pass over the last known token and the drafts of each request."""
         self._ops.occupy(self)
         self.choose()
-        for running, _ in requests:
+        for running, _ in requests if self._stray else ():
             if running.sequence.slot in self._stray:
                 self.begin(running)
         draft = next((r.proposal.device_draft for r in requests if r.proposal.device_draft is not None), None)
         if draft is not None:
             self._follow(draft, requests)
-        most = max(proposal.count for _, proposal in requests)
-        for running, proposal in requests:
+        batch = LaunchedBatch(
+            list(requests),
+            [running.sequence.slot for running, _ in requests],
+            [1 + len(proposal) for _, proposal in requests],
+        )
+        most, last = 1 + max(proposal.count for _, proposal in requests), 0
+        for (running, _), slot, rows in zip(requests, batch.slots, batch.rows, strict=True):
             # The first position depends on the results of the steps in flight, so this is the largest possible end.  The
             # device computes the same number of drafts for each request.
-            end = min(len(running.known) + self._under_way(running) + max(most, len(proposal)), self._n_ctx)
+            end = min(len(running.known) - 1 + self._rows_under_way[slot] + max(most, rows), self._n_ctx)
             running.sequence.reserve(end)
-            self._model.reserve(end)
             own = draft.sequence(running.sequence.slot) if draft is not None else None
-            if draft is not None and own is not None and draft.cache is not None:
+            if own is not None:
                 own.reserve(end)
-                draft.cache.publish()
-            if draft is not None:
-                draft.reserve(end)
+            last = max(last, end)
+        self._model.reserve(last)
         self._model.cache.publish()
+        if draft is not None:
+            draft.reserve(last)
+            if draft.cache is not None:
+                draft.cache.publish()
         # The host does not know drafts of the device, so it cannot compute masks for them.
         assert draft is None or not any(masked(request) and request.proposal for request in requests)
-        graph, choice = self._graphs.of(requests, self._drafting if draft is not None else None)
-        self._rows.place(requests)
-        self._in_flight.append(LaunchedBatch(list(requests)))
-        for request in requests:
-            self._count(request, 1)
+        graph, choice = self._graphs.of(requests, batch.rows, self._drafting if draft is not None else None)
+        self._rows.place(requests, batch.slots, batch.rows)
+        self._in_flight.append(batch)
+        self._count(batch, 1)
         graph.launch()
         self._left = choice
 
@@ -185,11 +193,11 @@ class DeviceSteps(ModelSteps):
         """The most tokens that a request can get from the steps in flight."""
         return self._rows_under_way[running.sequence.slot]
 
-    def _count(self, request: InFlightRequest, passes: int) -> None:
-        """Note that the rows of a request are in flight, or, if ``passes`` is -1, no longer."""
-        slot, rows = request.running.sequence.slot, 1 + len(request.proposal)
-        self._passes[slot] += passes
-        self._rows_under_way[slot] += passes * rows
+    def _count(self, batch: LaunchedBatch, passes: int) -> None:
+        """Note that the rows of a batch are in flight, or, if ``passes`` is -1, no longer."""
+        for slot, rows in zip(batch.slots, batch.rows, strict=True):
+            self._passes[slot] += passes
+            self._rows_under_way[slot] += passes * rows
 
     def take(self) -> list[Step]:
         """Wait for the oldest pass in flight and return its results."""
@@ -199,9 +207,13 @@ class DeviceSteps(ModelSteps):
             if not any(masked(request) and id(request.running) in unsettled for request in last.requests):
                 self.choose()  # without waiting
         batch = self._in_flight[0]
-        steps = [self._taken(request, batch) for request in batch.requests]
-        for request in self._in_flight.popleft().requests:
-            self._count(request, -1)
+        self._wait(batch.slots[-1])
+        if len(batch.slots) > 1 and not self._chooser.all_ready(batch.slots):
+            for slot in batch.slots:
+                self._wait(slot)
+        words = self._chooser.take_all(batch.slots)
+        steps = list(map(self._taken, batch.requests, batch.rows, words, repeat(batch.masks)))
+        self._count(self._in_flight.popleft(), -1)
         return steps
 
     def _wait(self, slot: int, later: int = 0) -> None:
@@ -217,21 +229,21 @@ class DeviceSteps(ModelSteps):
                 )
             time.sleep(pause)
 
-    def _taken(self, request: InFlightRequest, batch: LaunchedBatch) -> Step:
+    def _taken(self, request: InFlightRequest, rows: int, words: list[int], masks: Mapping[int, int]) -> Step:
+        """The result of a request with ``rows`` rows; words: its tokens, of which one that could not be chosen is negative;
+        masks: those of the batch."""
         running, proposal = request
         sequence, slot = running.sequence, running.sequence.slot
-        self._wait(slot)
-        words = self._chooser.words(slot)
-        step = Step([*itertools.takewhile(lambda word: word >= 0, words)])
+        step = Step([*takewhile(lambda word: word >= 0, words)] if min(words) < 0 else words)
         if running.request.receipt:
             step.rows = [*self._chooser.digests(slot, len(step.tokens))]
-        try:
-            self._chooser.take(slot)
-        except EngineError as error:
-            step.error = error
-        if step.error is not None and masked(request):
-            step.error = self._refused(running, step, batch.masks.get(slot, 0))
-        sequence.claim(sequence.length, 1 + len(proposal))
+        if len(step.tokens) < len(words):
+            try:
+                self._chooser.check(slot, words[len(step.tokens)])
+            except EngineError as error:
+                step.error = error if not masked(request) else self._refused(running, step, masks.get(slot, 0), error)
+        # The pages have been reserved before the launch.
+        sequence.overwrite(sequence.length + rows)
         if proposal.device_draft is not None and step.tokens:
             proposal.device_draft.keep(running.known, proposal.count, step.tokens, slot)
         if step.tokens:
@@ -239,18 +251,18 @@ class DeviceSteps(ModelSteps):
             sequence.settle()
         return step
 
-    def _refused(self, running: Running, step: Step, n_masks: int) -> Exception | None:
+    def _refused(self, running: Running, step: Step, n_masks: int, error: Exception) -> Exception | None:
         """Why no token could be sampled after those of a step; None if only a mask was missing.  In this case the next step
-        continues after them."""
+        continues after them.  error: what the sampling said."""
         matcher = running.sampler.matcher
         if matcher is None or len(step.tokens) < n_masks:
-            return step.error
+            return error
         try:
             matcher.mask(running.known + step.tokens)
-        except NoToken as error:
-            return error
+        except NoToken as no_token:
+            return no_token
         self._stray.add(running.sequence.slot)
-        return None if step.tokens else step.error
+        return None if step.tokens else error
 
     def end(self, running: Running) -> None:
         """End a request: wait for its steps in flight and drop their results."""
@@ -284,7 +296,9 @@ class DeviceSteps(ModelSteps):
                 sequence.overwrite(len(running.known) - 1 + under_way)
         self._passes[running.sequence.slot] = self._rows_under_way[running.sequence.slot] = 0
         for batch in self._in_flight:
-            batch.requests = [request for request in batch.requests if request.running is not running]
+            left = [i for i, request in enumerate(batch.requests) if request.running is not running]
+            batch.requests = [batch.requests[i] for i in left]
+            batch.slots, batch.rows = ([each[i] for i in left] for each in (batch.slots, batch.rows))
         self._in_flight = deque(batch for batch in self._in_flight if batch.requests)
 
     def _follow(self, draft: DeviceDraft, requests: Sequence[InFlightRequest]) -> None:

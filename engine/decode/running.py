@@ -93,7 +93,7 @@ class Running(State):
         steps, speculation, started = self.steps, self.speculation, len(self.in_flight)
         if started >= max(steps.ahead, steps.ahead_drafted):
             return None
-        given = started + sum(map(len, self.in_flight))
+        given = started if speculation is None else started + sum(map(len, self.in_flight))
         # It must be possible to roll everything in flight back.
         free = (steps.rewind if speculation is None else min(steps.rewind, speculation.rewind(steps))) - given
         left = self.request.left - given

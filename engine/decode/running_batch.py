@@ -12,6 +12,7 @@ from engine.decode.running import InFlightRequest, Running, Steps
 from engine.decode.served_model import ServedModel
 from engine.decode.slot import Slot
 from engine.sampling.row_digest import row_digest
+from engine.speculative.proposal import Proposal
 
 AHEAD_TOKENS = 16
 """Tokens of a request that are computed before somebody asks for them, if others are computed at the same time."""
@@ -220,8 +221,7 @@ class RunningBatch:
             if running.request.masked and any(each.proposal.device_draft is not None for each in batch):
                 room = 0  # drafts of the device replace those of the host, and masks cannot be made for them
             try:
-                with self.reserved([running.request]):
-                    proposal = running.propose(room)
+                proposal = running.propose(room) if running.speculation is None else self._drafts(running, room)
             except Exception as error:  # of a logits processor, for example, while a draft was chosen
                 failed(running.request, error)
                 continue
@@ -229,6 +229,11 @@ class RunningBatch:
                 batch.append(InFlightRequest(running, proposal))
                 rows += 1 + (len(proposal) if proposal.source else 0)
         return batch
+
+    def _drafts(self, running: Running, room: int) -> Proposal | None:
+        """The drafts of a request, for which logits processors may run."""
+        with self.reserved([running.request]):
+            return running.propose(room)
 
     def drop(self) -> None:
         """Drop the results of all passes in flight, when the device has ended them."""

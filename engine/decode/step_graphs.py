@@ -56,16 +56,15 @@ class StepGraphs:
         """Drop the graphs of steps whose drafts the device makes, because another source makes them."""
         self._graphs = {key: graphs for key, graphs in self._graphs.items() if not key[-1]}
 
-    def of(self, requests: Sequence[InFlightRequest], drafts: DeviceDrafts | None) -> Graphs:
-        """The graph of a step of these requests, or its two graphs if a request has a grammar.  drafts: what makes their
-        drafts on the device, or None."""
+    def of(self, requests: Sequence[InFlightRequest], rows_of: Sequence[int], drafts: DeviceDrafts | None) -> Graphs:
+        """The graph of a step of these requests, or its two graphs if a request has a grammar.  rows_of: the number of rows
+        of each; drafts: what makes their drafts on the device, or None."""
         kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
-        used = sum(1 + len(request.proposal) for request in requests)
+        used, most = sum(rows_of), max(rows_of)
         rows = used if n == 1 else decode_size(used)
-        most = max(len(request.proposal) for request in requests)
         # Passes of one request, and of few rows, have kernels for all numbers of rows of a sequence.
-        longest = padded(1 + most) if rows > DECODE_ROWS else 1
-        count = most if drafts is not None else 0
+        longest = padded(most) if rows > DECODE_ROWS else 1
+        count = most - 1 if drafts is not None else 0
         entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
         drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()
         digested = any(request.running.request.receipt for request in requests)

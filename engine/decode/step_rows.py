@@ -45,11 +45,12 @@ class StepRows:
         """Lay out the rows of the next step anew."""
         self._placed = []
 
-    def place(self, requests: Sequence[InFlightRequest]) -> None:
-        """Lay out the rows of a step, unless they are in place."""
-        entries = [(request.running.sequence.slot, 1 + len(request.proposal)) for request in requests]
-        used = sum(rows for _, rows in entries)
-        on_host = any(request.proposal.tokens for request in requests)
+    def place(self, requests: Sequence[InFlightRequest], slots: Sequence[int], rows_of: Sequence[int]) -> None:
+        """Lay out the rows of a step, unless they are in place.  slots, rows_of: the slot of each request, and its number of
+        rows."""
+        entries = list(zip(slots, rows_of, strict=True))
+        used = sum(rows_of)
+        on_host = any(proposal.tokens for _, proposal in requests)
         # For a single entry, rows are in place for any number of drafts.
         wanted = entries if len(requests) > 1 else [(entries[0][0], 0)]
         if wanted == self._placed and not on_host and (len(requests) == 1 or used == decode_size(used)):

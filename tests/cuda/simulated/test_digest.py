@@ -68,7 +68,7 @@ def test_digest(n_vocab: int, threads: int) -> None:
     found = np.full((SLOTS, DIGEST_PARTS, DECODE_ROWS, WORDS), -1, np.int32)
     digests(logits, n_vocab, threads, starts, sequences, step, found)
     expected = [row_digest(row[:n_vocab]) for row in logits]
-    memory = SimpleNamespace(digest_memory=(found, 0), taken=[9, 0, 5])
+    memory = SimpleNamespace(digest_memory=(found, 0), taken=[10, 1, 6])
     of = cast(Any, DeviceSampler.digests)
     assert [*map(unpacked, of(memory, 2, 3))] == expected[:3]
     assert [*map(unpacked, of(memory, 0, 1))] == expected[3:4]
@@ -86,7 +86,7 @@ def test_many_answers() -> None:
     step = rng.integers(0, 9, n).astype(np.int32)
     found = np.full((n, DIGEST_PARTS, DECODE_ROWS, WORDS), -1, np.int32)
     digests(logits, 40, 32, starts, sequences, step, found)
-    memory = SimpleNamespace(digest_memory=(found, 0), taken=step.tolist())
+    memory = SimpleNamespace(digest_memory=(found, 0), taken=[n + 1 for n in step.tolist()])
     of = cast(Any, DeviceSampler.digests)
     for row, slot in enumerate(sequences[:n].tolist()):
         assert [*map(unpacked, of(memory, slot, 1))] == [row_digest(logits[row])]

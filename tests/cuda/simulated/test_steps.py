@@ -519,7 +519,7 @@ def test_all_answers_begin_again_after_an_error(ops: Any, draft: Any) -> None:
         patch.setattr(party.steps._rows, "place", None)
         with pytest.raises(TypeError):
             party.start(b="")
-        patch.setattr(party.runs["b"].sequence, "claim", None)
+        patch.setattr(party.runs["b"].sequence, "commit", None)
         with pytest.raises(TypeError):
             party.steps.take()
     party.steps.drop()
