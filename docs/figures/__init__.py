@@ -42,6 +42,7 @@ PLOTS = {
     "depth": "benchmarks.plot_depth",
     "comparison": "benchmarks.plot_comparison",
     "speedup": "benchmarks.plot_speedup",
+    "users": "benchmarks.plot_users",
     "rivals": "docs.figures.rivals",
     "delta-rule": "docs.figures.delta_rule",
     "lanes": "docs.figures.lanes",

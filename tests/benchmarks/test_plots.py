@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import plot_comparison, plot_depth, plot_roofline, plot_speedup
+from benchmarks import plot_comparison, plot_depth, plot_roofline, plot_speedup, plot_users
 from benchmarks.measured import measured, measurements, number, table
 from engine.errors import UsageError
 from engine.gguf.file import read_gguf
@@ -65,7 +65,7 @@ def test_files_become_an_image(plot: Any, tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.usefixtures("_matplotlib")
 def test_an_image_without_a_file_is_that_of_the_book(capsys: pytest.CaptureFixture[str]) -> None:
-    for plot, name in ((plot_speedup, "speedup"), (plot_comparison, "comparison")):
+    for plot, name in ((plot_speedup, "speedup"), (plot_comparison, "comparison"), (plot_users, "users")):
         plot.main([])
         committed = (REPOSITORY / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
         assert texts(capsys.readouterr().out) == texts(committed)
@@ -76,6 +76,20 @@ def test_every_measurement_is_a_point() -> None:
     found = plot_depth.facts(TESTS)
     assert found["n_gen"] == [["qwen3.6-35b-a3b-Q4_K_M", [[0, 700.0], [8192, 650.0]]]]
     assert sum(len(places) for _, places in found["n_prompt"]) == 6
+
+
+def test_the_users_of_the_book_and_of_a_file(tmp_path: Path) -> None:
+    found = plot_users.facts()
+    assert [name for name, _ in found["answers"]] == [name for name, _ in found["prompts"]]
+    assert found["answers"][1] == ["Qwen3-8B, llama.cpp", [[1, 257], [16, 1940], [32, 3152], [64, 4372], [128, 5027]]]
+    assert [n for n, _ in found["prompts"][0][1]] == [1, 16, 32, 64, 96, 128]
+    rates = {"answer_per_second": 9.0, "prompt_per_second": 20.0}
+    file = tmp_path / "users.json"
+    file.write_text(json.dumps([{"model": "a", "n_users": n, **rates} for n in (4, 1)]))
+    assert plot_users.facts([str(file)]) == {
+        "answers": [["a", [[1, 9], [4, 9]]]],
+        "prompts": [["a", [[1, 20], [4, 20]]]],
+    }
 
 
 def test_the_speedup_of_one_draft() -> None:
