@@ -1011,6 +1011,15 @@ FAULTS = (
         "with more than 16 answers in a pass on a GPU, further ones write their tokens to the slot of the sixteenth",
         ("tests/cuda/simulated/test_steps.py::test_more_answers_than_have_drafts",),
     ),
+    Fault(
+        "drafts in a pass of more than 16 rows",
+        "batching",
+        "engine/arrays.py",
+        "return self.longest if self.mixed",
+        "return 1 if self.mixed",
+        "the kernel of delta nets is compiled for eight rows of an answer, and the results of further drafts are wrong",
+        ("tests/cuda/simulated/test_delta_net.py::test_rows_of_several_sequences",),
+    ),
     # --- receipts ------------------------------------------------------------------------------------------------
     Fault(
         "a digest of logits that were changed",

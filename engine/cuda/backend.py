@@ -440,7 +440,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         tokens, positions and slots, None: the backend's own; mixed, role, longest: see :class:`engine.arrays.Batch`; most:
         the number of rows of the largest prefill pass, 0: ``max_rows``."""
         place = self._place(role, inputs)
-        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role, padded(longest))
+        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role, longest)
 
     def jobs(self, model: Recordable[Tensor]) -> list[Job]:
         return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]

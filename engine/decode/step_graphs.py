@@ -7,7 +7,7 @@ from typing import NamedTuple
 from engine.cuda import accept, digest
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Graph
-from engine.cuda.runtime.plans import decode_size, padded
+from engine.cuda.runtime.plans import decode_size, longest_run, padded
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_drafts import DeviceDrafts
 from engine.decode.device_sampler import DeviceSampler
@@ -62,8 +62,8 @@ class StepGraphs:
         kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
         used, most = sum(rows_of), max(rows_of)
         rows = used if n == 1 else decode_size(used)
-        # Passes of one request, and of few rows, have kernels for all numbers of rows of a sequence.
-        longest = padded(most) if rows > DECODE_ROWS else 1
+        # Of passes of more rows, one for requests of few rows, and one for others.
+        longest = longest_run(most) if rows > DECODE_ROWS else 1
         count = most - 1 if drafts is not None else 0
         entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
         drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()

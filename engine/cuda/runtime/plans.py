@@ -33,6 +33,12 @@ def decode_size(rows: int) -> int:
     return 96 if 64 < rows <= 96 else padded(rows)
 
 
+def longest_run(rows: int) -> int:
+    """The most rows of a sequence in recordings of mixed decode passes of more than ``DECODE_ROWS`` rows, for passes with
+    ``rows`` of them: one of two, like the kernels of delta nets."""
+    return DECODE_ROWS if rows > DECODE_ROWS // 2 else DECODE_ROWS // 2
+
+
 def logits_of_prompts(n_logits: int) -> int:
     """The number of logits of a pass that reads several prompts, of which ``n_logits`` are wanted: one of two, so that few
     recordings are needed."""
@@ -110,8 +116,8 @@ class Plans:
         at_once: whether to start the kernels of a prefill pass while it is recorded, if it has to be.  Its inputs must be in
         place.  For a few hundred tokens recording takes as long as the kernels.
         """
-        # Other passes use the same kernels whatever their sequences have.
-        longest = longest if mixed and role is Role.DECODE and rows > DECODE_ROWS else 1
+        # The kernels of other passes do not depend on it.
+        longest = longest_run(longest) if mixed and role is Role.DECODE and rows > DECODE_ROWS else 1
         key = (forward, rows, n_logits, place.tokens.address, mixed, role, longest)
         often = role is Role.DECODE or rows == most
         passing = not often and padded(rows) != rows
