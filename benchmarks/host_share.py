@@ -20,6 +20,7 @@ import engine
 from engine.cli.users import measure
 from engine.cuda.runtime.device import Graph
 from engine.decode.device_steps import DeviceSteps
+from engine.serving.memory import freeze
 
 SHOWN = 25
 """Functions of a profile that are printed."""
@@ -84,6 +85,7 @@ def main() -> None:
     for n in users:
         for _ in range(2):  # kernels may be missing, and graphs are captured
             measure(llm, "", n, args.prompt, args.answer)
+        freeze()  # as the server does
         profile = cProfile.Profile()
         with timed_graphs() as marks:
             if args.profile:

@@ -484,8 +484,11 @@ def _settle_users(args: argparse.Namespace) -> None:
 
 def run_users(args: argparse.Namespace, name: str, path: Path) -> Iterator[users.Users]:
     """The tests with users of one model file: each number of users with each length of prompts and answers."""
+    from engine.serving.memory import freeze
+
     n_ctx = max(args.n_prompt) + max(args.n_gen)
     llm = _load(args, path, n_ctx, args.threads[0], not args.no_mtp, max(args.users))
+    freeze()  # as the server does: a search for garbage would stop all users for 0.1 s
     for n_prompt in args.n_prompt:
         for n_gen in args.n_gen:
             for n_users in args.users:
@@ -493,6 +496,7 @@ def run_users(args: argparse.Namespace, name: str, path: Path) -> Iterator[users
                     users.measure(llm, name, n_users, n_prompt, n_gen, llm.draft is not None)
                 yield users.measure(llm, name, n_users, n_prompt, n_gen, llm.draft is not None)
     llm.close()
+    gc.unfreeze()
 
 
 @contextmanager

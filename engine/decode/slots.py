@@ -71,7 +71,7 @@ class Slots(Sequence[Slot]):
         oldest = min(idle, key=lambda slot: slot.used)
         # Of many slots, most begin differently.
         alike = [slot for slot in idle if slot.sequence.tokens[:1] == first]
-        slot = max([oldest, *alike], key=worth)
+        slot = max([oldest, *alike], key=worth) if alike else oldest
         if wanted >= 0 and self._slots[wanted].owner is None:
             slot = self._slots[wanted]
         slot.sequence.belong(salt)
@@ -89,9 +89,10 @@ class Slots(Sequence[Slot]):
         """Whether the pages without a request suffice for ``tokens``, int32 [n], in a slot, and for one more decode batch."""
         short, rows = {}, self._decode_rows
         for paging, pool in self._cache.pools.items():
-            idle = sum(len(other.sequence.pages(paging)) for other in self._slots if other.owner is None)
             needed = min(paging.held(self._cache.n_ctx, rows), -(-(tokens.size + rows) // paging.span))
-            short[paging] = needed - pool.n_free - idle
+            if needed > pool.n_free:
+                idle = sum(len(other.sequence.pages(paging)) for other in self._slots if other.owner is None)
+                short[paging] = needed - pool.n_free - idle
         if max(short.values(), default=0) <= 0:
             return True
         found = slot.shared(tokens)
