@@ -193,6 +193,19 @@ def new_lengths() -> Iterator[str]:
     return table(header, lines)
 
 
+def users_drafts() -> Iterator[str]:
+    """Rates of several users with drafts, and relative to none."""
+    run, counts = "h200-users-drafts", ("1", "2", "3", "usual")
+    rows: list[list[object]] = []
+    for number in data()[run]["rates"]:
+        plain = rate(run, number, "none")
+        rows.append(
+            [number, plain, *(f"{rate(run, number, n)} ({times(rate(run, number, n), plain)})" for n in counts)]
+        )
+    header = ["users", "no drafts", "at most 1", "at most 2", "at most 3", "at most 4, as usual"]
+    return table(header, rows)
+
+
 def many_users() -> Iterator[str]:
     """A sentence about 16 and 128 users."""
     one, sixteen, most = (rate("h200-users", "Qwen3-8B", n) for n in ("1", "16", "128"))
@@ -377,6 +390,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "many-users": many_users,
     "short-prompts": short_prompts,
     "new-lengths": new_lengths,
+    "users-drafts": users_drafts,
     "cpu": cpu,
     "cpu-memory": cpu_memory,
     "readme-cpu": readme_cpu,
