@@ -4,7 +4,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ from engine.models.registry import (
 from engine.models.sharing import why_not_shared
 from engine.ops.memory import Progress
 from engine.ops.operations import Ops
+from engine.rooms import PlacedOwner, owned_bytes, rooms
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX
@@ -478,10 +479,11 @@ def _build(
     streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
     # Without room for them, prompts are slower.
     weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
+    owned = _owned(config, gguf, ops, options)
     tensors = tensors_of(config, gguf, placement)
     _check_weights(gguf, tensors)
     given_context = n_ctx > 0
-    n_ctx, rows, capacity, parallel = _context(config, n_ctx, options, rewind, placement, weights)
+    n_ctx, rows, capacity, parallel = _context(config, n_ctx, options, rewind, placement, weights, owned)
     if not config.causal:
         n_ctx, rows = _whole_texts(placement.last, n_ctx, options.batched, given_context)
     fewer = parallel < options.parallel
@@ -600,6 +602,25 @@ def _check_shared(config: ModelConfig, gguf: GGUF, n_owners: int, options: _Opti
         raise UsageError(f"{gguf.path.name}: {why}.")
 
 
+def _owned(config: ModelConfig, gguf: GGUF, ops: Ops, options: _Options) -> tuple[int, ...]:
+    """The bytes of weights of each of several devices that share the layers of a model; () if it has one.  Raises DeviceError
+    if a GPU has too little memory for them."""
+    n = len(ops.owners)
+    if n == 1:
+        return ()
+    loaded = owned_bytes(config, gguf, ops, options.types, options.layer)
+    # An assistant, which they share, too.
+    beside = options.beside if options.layer is None else 0
+    found = tuple(each + beside // n for each in loaded)
+    for own, needed in zip(ops.owners, found, strict=True):
+        if own.device_memory() is not None and own.free_memory(needed) <= 1:
+            raise DeviceError(
+                f"{own.label} has {own.free_memory(0) / 1e9:.2f} GB free and its part of every layer needs "
+                f"{needed / 1e9:.2f} GB: name more devices (device=...), or choose a smaller quantization or model."
+            )
+    return found
+
+
 def _layers_of_gpus(config: ModelConfig, gguf: GGUF, n_ctx: int, options: _Options) -> Placement:
     """The placement with a part of the layers on each of several GPUs, so that each has room for its part.  Raises UsageError
     for options that do not fit, and DeviceError if a GPU has too little memory."""
@@ -681,9 +702,13 @@ def _context(
     rewind: int,
     placement: Placement,
     weights: Mapping[Ops, int],
+    owned: Sequence[int],
 ) -> tuple[int, int, int, int]:
     """The number of positions of a context, the number of tokens of a prompt that one pass reads, the number of positions
-    that all contexts share, and the number of contexts.  Raises ContextError if the device's memory is too small."""
+    that all contexts share, and the number of contexts.  Raises ContextError if the device's memory is too small.
+
+    weights: the bytes of weights on each device; owned: those of each of several devices that share the layers.
+    """
     if not 0 <= n_ctx < 2**31:
         raise UsageError(
             f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
@@ -693,17 +718,19 @@ def _context(
             f"a context of {n_ctx} is longer than the {config.n_positions} positions that this model has embeddings for; "
             f"choose a context of at most {config.n_positions} (n_ctx=...)."
         )
-    free_of = {ops: ops.free_memory(weights[ops]) for ops in placement.devices}
-    decode_rows, rows, parallel = placement.last.decode_rows, max(ops.max_rows for ops in free_of), options.parallel
+    room_of = rooms(placement, weights, owned)
+    decode_rows, parallel = placement.last.decode_rows, options.parallel
+    rows = max(ops.max_rows for ops in placement.devices)
 
     def fullest(positions: int, rows: int, capacity: int = 0) -> tuple[int, int]:
-        """The bytes that a context needs on the device that it fills most, and those that are free there."""
+        """The bytes that a context needs in the memory that it fills most, and those that are free there."""
 
-        def needed(ops: Ops) -> int:
+        def needed(place: PlacedOwner) -> int:
+            ops, owner = place
             sizes = positions, min(rows, ops.max_rows), rewind, parallel, capacity or positions
-            return context_bytes(config, ops, options.types, *sizes, placement)
+            return context_bytes(config, ops, options.types, *sizes, placement, owner)
 
-        known = [(needed(ops), free) for ops, free in free_of.items() if free]
+        known = [(sum(map(needed, room.places)), room.free) for room in room_of if room.free]
         return max(known, key=lambda pair: pair[0] / pair[1], default=(0, 1))
 
     def fits(positions: int, rows: int, part: float = 1, capacity: int = 0) -> bool:

@@ -26,7 +26,7 @@ from engine.cpu.operations.latent import LatentOperations
 from engine.cpu.operations.mamba import MambaOperations
 from engine.cpu.operations.short_conv import ShortConvOperations
 from engine.cpu.products.matmul import FEW
-from engine.cpu.products.repack import Matrix, Records, arguments_of, empty_records, pieces_of, repack
+from engine.cpu.products.repack import ROWS, Matrix, Records, arguments_of, empty_records, pieces_of, repack
 from engine.cpu.runtime.crossing import HostCrossing
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
@@ -177,6 +177,15 @@ class Backend(
         if not self._loading:
             self._fill()
         return records
+
+    def weight_bytes(self, weight: Weight) -> int:
+        if not weight.format.quantized:
+            return 0
+        rows = weight.rows // weight.stack
+        return weight.stack * -(-rows // ROWS) * ROWS * weight.format.row_bytes(weight.columns)
+
+    def array_bytes(self, n_bytes: int) -> int:
+        return n_bytes
 
     def weight_stream(self, parts: Sequence[Sequence[AnyMatrix]]) -> None:
         """None: weights are in the memory that the operations read."""

@@ -51,7 +51,7 @@ from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.crossing import DeviceCrossing
-from engine.cuda.runtime.device import Device, Graph, Mark
+from engine.cuda.runtime.device import Device, Graph, Mark, allocated_bytes
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.meeting import MeetingGraph
 from engine.cuda.runtime.memory import PersistentMemory
@@ -245,6 +245,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         host: keep it in host memory that the device reads, for a table of which a pass reads only a few rows.
         """
         return self._memory.weight(weight, host)
+
+    def weight_bytes(self, weight: Weight) -> int:
+        return self._memory.weight_bytes_of(weight)
+
+    def array_bytes(self, n_bytes: int) -> int:
+        return allocated_bytes(n_bytes)
 
     def weight_stream(self, parts: Sequence[Sequence[Matrix]]) -> DeviceWeightStream | None:
         """None below compute capability 8.0, which has no wide kernels, and for a format whose rows are not in whole

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.cuda.runtime.compiler import Specialization
-from engine.cuda.runtime.device import Buffer
+from engine.cuda.runtime.device import Buffer, allocated_bytes
 from engine.cuda.runtime.driver import DeviceInfo
 from engine.errors import UsageError
 
@@ -66,8 +66,8 @@ class Target:
 
     def allocate(self, n_bytes: int, what: str) -> Buffer:
         """A buffer with an unused address and no memory."""
-        address = self._next
-        self._next += -(-n_bytes // 256) * 256 + 256
+        n_bytes, address = allocated_bytes(n_bytes), self._next
+        self._next += n_bytes + 256
         self.allocated += n_bytes
         return Buffer(address, n_bytes, self._release)
 
@@ -99,9 +99,15 @@ class Target:
     def copy(self, address: int, array: np.ndarray) -> None:
         """Nothing."""
 
+    def reach(self, other: "Target") -> None:
+        """Nothing."""
+
     def mark(self) -> "Target":
         """Itself."""
         return self
+
+    def follow(self, mark: "Target") -> None:
+        """Nothing."""
 
     def set(self) -> None:
         """Nothing."""

@@ -1,10 +1,11 @@
 """The configuration of attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.cache.kv import AttentionCacheSpec
 from engine.models.mixer_config import MixerConfig, Scratch
 from engine.models.rope_config import RopeConfig
+from engine.shares import share
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class AttentionConfig(MixerConfig):
     def most_owners(self) -> int:
         """The number of heads of keys and values."""
         return self.n_head_kv
+
+    def part(self, owner: int, n_owners: int) -> "AttentionConfig":
+        """Attention of some heads of keys and values, with the query heads that read them."""
+        first, last = share(self.n_head_kv, owner, n_owners)
+        return replace(self, n_head=self.n_head // self.n_head_kv * (last - first), n_head_kv=last - first)
 
     @property
     def row_elements(self) -> int:

@@ -67,6 +67,11 @@ class MixerConfig(ABC):
         """The most devices that can share a layer with the mixer, each with heads of its own; 0: it cannot be shared."""
         return 0
 
+    def part(self, owner: int, n_owners: int) -> "MixerConfig":
+        """The mixer with the heads of one of several devices that share it, as far as :meth:`scratch_bytes` depends on
+        them."""
+        return self
+
     @property
     def rotations(self) -> tuple[RopeConfig, ...]:
         """The rotations whose angles the mixer needs."""

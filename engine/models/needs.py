@@ -26,6 +26,7 @@ def context_bytes(
     n_sequences: int = 1,
     capacity: int = 0,
     placement: Placement | None = None,
+    owner: int = 0,
 ) -> int:
     """The memory in bytes that a model needs in addition to its weights: caches, page tables, rotation angles, and
     intermediate results of passes.
@@ -36,11 +37,15 @@ def context_bytes(
     n_sequences: the number of sequences.
     capacity: the number of positions that all sequences share; 0: ``n_ctx`` for each sequence.
     placement: the devices of the parts; the result is then the memory on the device of ``ops``.  None: all parts are there.
+    owner: of several devices that share the layers (``ops.owners``), the one whose memory is the result.
     """
+    share = owner, len(ops.owners)
     most = pass_rows(rows, n_ctx, ops.decode_rows)
     sizes = n_ctx, most, types, n_sequences, capacity
     every = zip(config.owners, cache_specs(config, rewind, ops.decode_rows), strict=True)
     specs = [spec for il, spec in every if placement is None or placement.memory(il) is ops]
+    if share[1] > 1:
+        specs = [spec.part(*share) for spec in specs]
     cache = sum(spec.n_bytes(*sizes) for spec in specs) + table_bytes(specs, types, n_ctx, n_sequences)
     if config.mtp and (placement is None or placement.last is ops):
         cache += drafting_bytes(config, most, rewind, n_sequences)
@@ -48,8 +53,9 @@ def context_bytes(
         most = min(most, max(SLICE, ops.decode_rows))
         cache += relayed_bytes(config, most)
     divided = placement is not None and not placement.relayed and len(placement.devices) > 1
-    batch = 0 if divided else batch_bytes(config, ops, n_ctx, n_sequences)
-    return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most) + batch
+    own = ops.owners[owner]
+    batch = 0 if divided else batch_bytes(config, own, n_ctx, n_sequences, share)
+    return cache + angle_bytes(config, n_ctx) + pass_bytes(config, own, n_ctx, most, share) + batch
 
 
 def relayed_bytes(config: ModelConfig, rows: int) -> int:
@@ -58,26 +64,32 @@ def relayed_bytes(config: ModelConfig, rows: int) -> int:
     return 4 * rows * (SLOTS + 1) * (crossing_width(config) + told_width(config) + taps)
 
 
-def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -> int:
-    """An estimate of the memory in bytes for intermediate results of passes of up to ``rows`` rows."""
-    mixers = [layer.mixer for layer in config.all_layers]
+def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int, share: tuple[int, int] = (0, 1)) -> int:
+    """An estimate of the memory in bytes for intermediate results of passes of up to ``rows`` rows.
+
+    share: the number of the device among those that share the layers, and their number.  Each has whole rows of most results.
+    """
+    mixers = [layer.mixer.part(*share) for layer in config.all_layers]
     scratch = max(mixer.scratch_bytes(ops, n_ctx, rows) for mixer in mixers)
     scores = max(mixer.score_bytes(n_ctx) for mixer in mixers)
     # Passes of less than an eighth of the rows have memory of their own for scores (``engine/cpu/runtime/pool.py``).
     return scratch + rows * (row_bytes(config) + scores + scores // 7)
 
 
-def batch_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, n_sequences: int) -> int:
+def batch_bytes(
+    config: ModelConfig, ops: AnyOperations, n_ctx: int, n_sequences: int, share: tuple[int, int] = (0, 1)
+) -> int:
     """An estimate of the memory in bytes for decode batches of more rows than one answer has, besides the passes that read
     prompts; 0 if there are none.
 
     n_sequences: the number of sequences.
+    share: see :func:`pass_bytes`.
     """
     most = max(min(n_sequences, ops.decode_answers), drafted_rows(ops, n_sequences))
     if most <= ops.decode_rows:
         return 0
     rows = ops.padded_rows(most, True)
-    scratch = max(layer.mixer.scratch_bytes(ops, n_ctx, rows) for layer in config.all_layers)
+    scratch = max(layer.mixer.part(*share).scratch_bytes(ops, n_ctx, rows) for layer in config.all_layers)
     # Prompts of so few rows have room in the memory of longer ones.
     products = ops.product_bytes(rows, max(_row_elements(config)))
     # The logits of smaller batches stay in memory of their own.

@@ -115,6 +115,12 @@ class MemoryOperations(Protocol[A, M_co]):
         host: whether to keep the matrix in host memory, which suits a table of which a pass reads only a few rows.
         """
 
+    def weight_bytes(self, weight: Weight) -> int:
+        """The memory in bytes that :meth:`weight` takes for a matrix."""
+
+    def array_bytes(self, n_bytes: int) -> int:
+        """The memory in bytes that an array of ``n_bytes`` bytes takes."""
+
     def weight_stream(self, parts: Sequence[Sequence[Matrix]]) -> WeightStream[M_co] | None:
         """Matrices of parts of a model that stay in the memory of the CPU and that this device copies when a pass needs them.
         None if the device cannot.  Raises DeviceError if memory runs out.

@@ -48,6 +48,11 @@ def shared_percent(shared: int, blocks: int, most: int) -> int:
     return max(SHARED_PERCENT, -(-100 * resident * each // whole)) if shared else SHARED_PERCENT
 
 
+def allocated_bytes(n_bytes: int) -> int:
+    """The bytes of an allocation of ``n_bytes`` bytes: whole lines of 256."""
+    return max(256, -(-n_bytes // 256) * 256)
+
+
 class Buffer:
     """Device memory: ``address`` and ``n_bytes``.  It is freed when the object is garbage-collected."""
 
@@ -213,7 +218,7 @@ class Device:
     def allocate(self, n_bytes: int, what: str) -> Buffer:
         """Allocate uninitialized memory.  Raises DeviceError with the name ``what`` if there is not enough free memory."""
         self._use()
-        n_bytes = max(256, -(-n_bytes // 256) * 256)
+        n_bytes = allocated_bytes(n_bytes)
         status, address = self._request(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             gc.collect()  # an unused model may still hold memory in a reference cycle

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import DTypeLike
 
 from engine.cuda.products import repack
-from engine.cuda.runtime.device import Buffer, Device
+from engine.cuda.runtime.device import Buffer, Device, allocated_bytes
 from engine.cuda.runtime.ring import PIECE, PinnedBuffer, PinnedRing
 from engine.cuda.runtime.tensor import DeviceWeight, Tensor
 from engine.gguf.quants import Format
@@ -98,10 +98,7 @@ class PersistentMemory:
 
     def weight(self, weight: Weight, host: bool) -> DeviceWeight:
         """A copy of a weight matrix, arranged in records; host: whether it is in host memory that the device can read."""
-        entry, row_bytes, what = weight.format, weight.data.shape[1], f"the weights ({weight.name})"
-        n_bytes = weight.rows * row_bytes
-        if entry.quantized:
-            n_bytes = repack.repacked_bytes(entry, weight.rows, weight.columns)
+        entry, what, n_bytes = weight.format, f"the weights ({weight.name})", _size(weight)
         device = self._device
         buffer = device.allocate_host(n_bytes, what) if host else device.allocate(n_bytes, what)
         self.weight_bytes += 0 if host else buffer.n_bytes
@@ -119,6 +116,10 @@ class PersistentMemory:
         elif self._progress is not None:
             self._progress("load", self._reader.done, self._total)
         return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
+
+    def weight_bytes_of(self, weight: Weight) -> int:
+        """The bytes of device memory that a matrix takes."""
+        return allocated_bytes(_size(weight))
 
     def _pieces(self, weight: Weight, buffer: Buffer) -> Iterator[FilePiece[PinnedBuffer]]:
         """The parts of a matrix, each of which goes to its place in ``buffer`` when it is read."""
@@ -159,6 +160,13 @@ class PersistentMemory:
             self._reader.stop()
         self._reader = self._ring = self._progress = None
         self._reading, self._orders = False, {}
+
+
+def _size(weight: Weight) -> int:
+    """The bytes of a matrix, arranged in records."""
+    if weight.format.quantized:
+        return repack.repacked_bytes(weight.format, weight.rows, weight.columns)
+    return weight.rows * int(weight.data.shape[1])
 
 
 def _lines(array: Tensor, axis: int, first: int, end: int) -> tuple[int, int, int, int]:
