@@ -49,8 +49,8 @@ def parse_devices(names: str) -> tuple[str, ...]:
         return found
     if None in numbers or "auto" in found:
         raise UsageError(
-            f"several devices are GPUs by number, such as cuda:0,cuda:1, not {described(names)}; layers on the CPU are for "
-            "one GPU (n_gpu_layers=...)."
+            f"several devices are GPUs by number, such as cuda:0,cuda:1, not {described(names)}; n_gpu_layers=... "
+            "places layers on the CPU."
         )
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"device {described(names)} names a GPU twice; name each once.")

@@ -40,7 +40,7 @@ from engine.models.families.deepseek4 import with_rounding
 from engine.models.layer_split import MODES, layer_split, parse_split
 from engine.models.mtp import layer_tensors
 from engine.models.needs import cache_specs, context_bytes
-from engine.models.placement import Placement
+from engine.models.placement import LayerPart, Placement
 from engine.models.registry import (
     build,
     can_be_shared,
@@ -476,9 +476,10 @@ def _build(
     rewind = _rewind(options.draft_max, ops, config)
     weights = weight_bytes(config, gguf, placement)
     weights[ops] += options.beside + options.spare
-    streaming = ops.stream_bytes(streamed_bytes(config, gguf, placement))
+    gpu = placement.accelerator
+    streaming = gpu.stream_bytes(streamed_bytes(config, gguf, placement))
     # Without room for them, prompts are slower.
-    weights[ops] += streaming if ops.free_memory(weights[ops]) > 2 * streaming else 0
+    weights[gpu] += streaming if gpu.free_memory(weights[gpu]) > 2 * streaming else 0
     owned = _owned(config, gguf, ops, options)
     tensors = tensors_of(config, gguf, placement)
     _check_weights(gguf, tensors)
@@ -592,8 +593,8 @@ def _check_shared(config: ModelConfig, gguf: GGUF, n_owners: int, options: _Opti
     """Raise UsageError if this number of devices cannot share the layers of a model with these options."""
     if options.division.divides(config):
         raise UsageError(
-            "layers on the CPU are for one GPU: name one (device=...), or leave out n_gpu_layers, n_cpu_moe and "
-            "override_tensor."
+            "devices that share layers have all of them: leave out n_gpu_layers, n_cpu_moe and override_tensor, or give "
+            'each GPU some layers (split_mode="layer").'
         )
     if options.kv_budget:
         raise UsageError("kv_budget is for one device, or devices with some layers each: leave it out (kv_budget=0).")
@@ -624,28 +625,29 @@ def _owned(config: ModelConfig, gguf: GGUF, ops: Ops, options: _Options) -> tupl
 def _layers_of_gpus(config: ModelConfig, gguf: GGUF, n_ctx: int, options: _Options) -> Placement:
     """The placement with a part of the layers on each of several GPUs, so that each has room for its part.  Raises UsageError
     for options that do not fit, and DeviceError if a GPU has too little memory."""
-    gpus = options.gpus
-    if options.division.divides(config):
-        raise UsageError(
-            "layers on the CPU are for one GPU: name one (device=...), or leave out n_gpu_layers, n_cpu_moe and "
-            "override_tensor."
-        )
+    gpus, division, elsewhere = options.gpus, options.division, list[LayerPart]()
+    host = host_beside(gpus[-1], options.n_threads) if division.divides(config) else None
+    if host is not None:
+        kept = division.placement(config, gguf, gpus[-1], host)
+        elsewhere = [part for part, ops in kept.parts(config) if ops is host]
     if not config.causal or config.pooling:
         raise UsageError(f"{gguf.path.name} computes embeddings, on one device: name one (device=...).")
     shares = options.shares or [ops.free_memory(0) for ops in gpus]
     positions, rewind = n_ctx or min(config.n_ctx_train, FITTED_CONTEXT), _rewind(options.draft_max, gpus[-1], config)
     for everything in (False, True):
-        placement = layer_split(config, gguf, gpus, shares, everything)
+        placement = layer_split(config, gguf, gpus, shares, everything, elsewhere)
+        if host is not None:
+            placement = division.beside(config, gguf, placement, host)
         weights = weight_bytes(config, gguf, placement)
         weights[gpus[-1]] += options.beside
         sizes = positions, gpus[-1].decode_rows, rewind, 1, positions
-        rooms = [
+        known = [
             (ops.free_memory(weights[ops]), context_bytes(config, ops, options.types, *sizes, placement))
             for ops in gpus
         ]
-        if all(room >= needed for room, needed in rooms):
+        if all(room >= needed for room, needed in known):
             return placement
-    for ops, (room, _) in zip(gpus, rooms, strict=True):
+    for ops, (room, _) in zip(gpus, known, strict=True):
         if room <= 1:
             raise DeviceError(
                 f"{ops.label} has {ops.free_memory(0) / 1e9:.2f} GB free and its layers need {weights[ops] / 1e9:.2f} GB: "

@@ -185,8 +185,11 @@ class Model(Loader):
                 return
 
     def _joined(self, inputs: Mapping[Ops, StageInputs]) -> JointStage | None:
-        """The stages as one recorded pass; None if the device cannot.  inputs: what the stages of each device begin with."""
+        """The stages as one recorded pass; None if the device cannot, or if there are several GPUs.  inputs: what the stages
+        of each device begin with."""
         gpu, config = self.placement.accelerator, self.config
+        if self.placement.n_accelerators > 1:
+            return None
         routed = self.placement.routed(config)
         n_used = max((self.layers[part.layer].network.experts.n_used for part in routed), default=0)
         if any(il < config.n_layer and self.placement.mixers[il] is not gpu for il in config.taps):

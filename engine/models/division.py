@@ -7,7 +7,7 @@ mixtures on the CPU; -ot REGEX=DEVICE places the parts whose tensors' names cont
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.checks import described
@@ -80,6 +80,18 @@ class Division:
             else:
                 (mixers if part.mixer else networks)[part.layer] = ops
         return Placement.split(config, mixers, networks, host, last)
+
+    def beside(self, config: ModelConfig, gguf: GGUF, placement: Placement, host: Ops) -> Placement:
+        """A placement on several GPUs with the parts that belong there on the CPU.  Raises UsageError as :meth:`placement`
+        does."""
+        kept = self.placement(config, gguf, placement.last, host)
+
+        def column(mine: Sequence[Ops], theirs: Sequence[Ops]) -> tuple[Ops, ...]:
+            return tuple(host if own is host else gpu for own, gpu in zip(mine, theirs, strict=True))
+
+        last = host if kept.last is host else placement.last
+        mixers, networks = column(kept.mixers, placement.mixers), column(kept.networks, placement.networks)
+        return Placement(host, mixers, networks, last)
 
 
 def fitted(config: ModelConfig, gguf: GGUF, gpu: Ops, host: Ops, fits: Callable[[Placement], bool]) -> Placement | None:

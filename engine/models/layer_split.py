@@ -1,7 +1,7 @@
 """How the layers of a model are divided between several GPUs."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from engine.checks import described
@@ -9,7 +9,7 @@ from engine.errors import UsageError
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
 from engine.models.division import EMBEDDING, PER_LAYER, part_of
-from engine.models.placement import Placement, parts_of
+from engine.models.placement import LayerPart, Placement, parts_of
 from engine.ops.operations import Ops
 
 MODES = ("layer", "tensor", "none")
@@ -39,13 +39,19 @@ def parse_split(text: str, n_devices: int) -> tuple[float, ...]:
 
 
 def layer_split(
-    config: ModelConfig, gguf: GGUF, devices: Sequence[Ops], shares: Sequence[float], everything: bool = False
+    config: ModelConfig,
+    gguf: GGUF,
+    devices: Sequence[Ops],
+    shares: Sequence[float],
+    everything: bool = False,
+    elsewhere: Collection[LayerPart] = (),
 ) -> Placement:
     """The placement with a run of whole layers on each device.
 
     shares: how much of the model each device has, in any unit, each above 0.
     everything: whether the embedding counts as a part of the first layer, and the output as a part of the last one, so that
         the shares are those of memory; otherwise only layers count, so that the shares are those of the time of a prompt.
+    elsewhere: parts that do not count, because they move to the CPU.
 
     A mixer that reads the keys and values of another layer is on the same device, and so are the layers between both.
     Raises UsageError if there are more devices than parts.
@@ -55,7 +61,7 @@ def layer_split(
     for name, tensor in gguf.tensors.items():
         part = part_of(name, config)
         if part is not None:
-            sizes[part.layer] += tensor.nbytes
+            sizes[part.layer] += tensor.nbytes if part not in elsewhere else 0
         elif everything and name != PER_LAYER:  # which is in host memory
             sizes[0 if name == EMBEDDING else -1] += tensor.nbytes
     sources = [layer.mixer.memory_source for layer in config.layers]

@@ -110,6 +110,11 @@ class Placement:
         """The first backend with memory of its own; the last backend if all use that of the host."""
         return next((ops for ops in self.devices if ops.device_memory() is not None), self.last)
 
+    @property
+    def n_accelerators(self) -> int:
+        """The number of backends with memory of their own."""
+        return sum(ops.device_memory() is not None for ops in self.devices)
+
     def parts(self, config: ModelConfig) -> Iterator[tuple[LayerPart, Ops]]:
         """The parts in the order of a pass, each with its backend."""
         for il, (mixer, network) in enumerate(zip(self.mixers, self.networks, strict=True)):
@@ -122,9 +127,9 @@ class Placement:
 
     def routed(self, config: ModelConfig) -> list[LayerPart]:
         """The networks that are cut in decode passes: mixtures on a device without memory of its own, between parts on one
-        with it.  Mixtures beside a dense network, and those of models with several residual streams, or whose layers share
-        selected positions, are not."""
-        if config.streams is not None or config.n_shared:
+        with it, if there is only one of these.  Mixtures beside a dense network, and those of models with several residual
+        streams, or whose layers share selected positions, are not."""
+        if config.streams is not None or config.n_shared or self.n_accelerators > 1:
             return []
         every = list(self.parts(config))
         places = [self.first, *(ops for _, ops in every), self.last]

@@ -223,7 +223,7 @@ def test_saved_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (owners(MOST_OWNERS + 1), f"at most {MOST_OWNERS} devices share a model, not {MOST_OWNERS + 1}"),
         (owners(2) | {"tensor_split": "1,1"}, "devices that share layers have equal parts"),
         (owners(2) | {"kv_budget": 512}, "leave it out"),
-        (owners(2) | {"n_gpu_layers": 1}, "layers on the CPU are for one GPU"),
+        (owners(2) | {"n_gpu_layers": 1}, "devices that share layers have all of them: leave out n_gpu_layers"),
         (owners(2) | {"cache_disk": "1G"}, "a cache on disk is for one device"),
     ],
 )

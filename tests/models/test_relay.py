@@ -18,6 +18,7 @@ from engine.devices import parse_devices
 from engine.errors import UsageError
 from engine.gguf.file import read_gguf
 from engine.models import base, registry
+from engine.models.division import Division, parse_overrides
 from engine.models.layer_split import layer_split, parse_split
 from engine.models.placement import LayerPart, Placement, parts_of
 from engine.models.relay import RelayedPass
@@ -135,6 +136,7 @@ class Device:
 
 
 GPUS: list[Any] = [Device(f"cuda:{i}") for i in range(4)]
+HOST: Any = Device("cpu")
 
 
 def split(name: str, folder: Path, shares: list[float], everything: bool = False) -> str:
@@ -157,6 +159,27 @@ def test_layers_are_divided_by_their_bytes(tmp_path: Path) -> None:
     # The embedding and the output of this model are larger than its layers.
     assert split("dense", tmp_path / "b", [1, 1], True) == split("dense", tmp_path / "b", [1, 1])
     assert split("dense", tmp_path / "b", [1, 3], True) == "0111"[: len(split("dense", tmp_path / "b", [1, 1]))]
+
+
+def test_parts_on_the_cpu_beside_several_gpus(tmp_path: Path) -> None:
+    """They do not count when the other parts are divided."""
+    gguf = read_gguf(files("hybrid mixture", tmp_path)["path_or_name"])
+    config = registry.read_config(gguf)
+
+    def where(division: Division) -> tuple[str, str, str]:
+        kept = division.placement(config, gguf, GPUS[1], HOST)
+        elsewhere = [part for part, ops in kept.parts(config) if ops is HOST]
+        split = layer_split(config, gguf, GPUS[:2], [1, 1], elsewhere=elsewhere)
+        found = division.beside(config, gguf, split, HOST)
+        assert found.first is HOST and not found.relayed
+        columns = (found.mixers, found.networks, [found.last])
+        names = ("".join("C" if ops is HOST else ops.label[-1] for ops in column) for column in columns)
+        return next(names), next(names), next(names)
+
+    assert where(Division(n_cpu_moe=2)) == ("0001", "CC01", "1")
+    assert where(Division(2)) == ("CC01", "CC01", "1")
+    assert where(Division(3, 2)) == ("C001", "CC01", "1")
+    assert where(Division(overrides=parse_overrides("^output=cpu,ffn=cpu"))) == ("0011", "CCCC", "C")
 
 
 def test_layers_that_share_keys_stay_together(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from engine.cuda import backend
 from engine.cuda.runtime.crossing import DeviceCrossing
 from engine.decode.evaluate import evaluate
 from engine.errors import DeviceError, UsageError
-from engine.models import base
+from engine.models import base, streaming
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import SimulatedDevice, use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
@@ -154,8 +154,6 @@ def test_memory_of_each_gpu_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     assert not engine.load(path, **given, split_mode="none").model.stages
     with pytest.raises(UsageError, match="at most 2 parts, and 3 devices are named"):
         engine.load(path, device="cuda:0,cuda:1,cuda:2", n_ctx=16, tensor_split="1,1,1")
-    with pytest.raises(UsageError, match="layers on the CPU are for one GPU"):
-        engine.load(path, **given, n_gpu_layers=1)
 
 
 @pytest.mark.thorough
@@ -177,3 +175,33 @@ def test_parity_of_several_gpus(
     monkeypatch.setattr(DeviceCrossing, "receive", damaged)
     assert parity.main(flags) == 1
     assert "so a copy between two devices is at fault" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "options", "stages"),
+    [
+        # There is one layer for two GPUs.
+        ("lfm2", {"n_gpu_layers": 1, "tensor_split": "1,9"}, ["cpu", "cuda:1"]),
+        ("gemma3", {"override_tensor": "ffn=cpu"}, ["cpu", "cuda:0", "cpu", "cuda:1", "cpu", "cuda:1"]),
+        ("qwen35moe", {"n_cpu_moe": 2}, ["cpu", "cuda:0", "cpu", "cuda:1", "cpu", "cuda:1"]),
+    ],
+    ids=["a layer", "networks", "mixtures"],
+)
+def test_layers_on_the_cpu_and_on_two_gpus(
+    name: str, options: dict[str, Any], stages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "FEWEST_ROWS", 17)
+    path = make_model(tmp_path / "model.gguf", SHAPES[name], "Q4_0")
+    given: dict[str, Any] = {"n_ctx": 48, "parallel": 2, "n_threads": 1}
+    cpu = engine.load(path, device="cpu", **given)
+    llm = engine.load(path, device="cuda:0,cuda:1", **given, **options)
+    assert [stage.ops.label.split()[0] for stage in llm.model.stages] == stages
+    # The host and a single GPU compute a step at the same time.
+    assert llm.model.relay is None and (llm.model.joint is None) == ("cuda:0" in stages)
+    assert facts(llm) == facts(cpu)
+    # A prompt whose weights are copied to the first GPU.
+    prompt = [(7 * i) % 50 for i in range(20)]
+    answers = [each.complete(prompt, max_tokens=3, temperature=0.8, seed=3, ignore_eos=True).ids for each in (cpu, llm)]
+    assert answers[0] == answers[1]
+    assert llm.model.streaming is not None and llm.model.streaming.passes > 0
