@@ -122,11 +122,15 @@ class DFlash:
         self._output_norm = loader.vector("output_norm.weight", c.n_embd)
         self._norm_eps = c.norm_eps
         own = loader.has("token_embd.weight")
-        self._embedding = loader.matrix("token_embd.weight", n_vocab, c.n_embd) if own else model.token_embd
+        self._embedding = model.token_embd
+        if own:
+            self._embedding = loader.embedding_matrix("token_embd.weight", n_vocab, c.n_embd)
         #: int32 [n_vocab]: the row of the output for each token, -1: none.  None: row t is token t.
         n_rows, self.row_of_token = rows_of_tokens(loader, n_vocab)
         if loader.has("output.weight"):
             self._output = loader.product("output.weight", n_rows, c.n_embd)
+        elif own and len(ops.owners) > 1:
+            self._output = loader.product("token_embd.weight", n_vocab, c.n_embd)
         else:
             self._output = Linear(self._embedding) if own else model.output
         #: The embedding and the matrix of the Markov head.
@@ -134,7 +138,8 @@ class DFlash:
         self.confidence_head: Linear | None = None
         if loader.has("markov_w1.weight"):
             rank = loader.gguf.tensors["markov_w1.weight"].shape[1]
-            self.markov = loader.matrix("markov_w1.weight", n_vocab, rank), loader.linear("markov_w2", n_rows, rank)
+            table = loader.embedding_matrix("markov_w1.weight", n_vocab, rank)
+            self.markov = table, loader.linear("markov_w2", n_rows, rank)
             if loader.has("conf_proj.weight"):
                 self.confidence_head = loader.linear("conf_proj", 1, c.n_embd + rank)
         #: The size in bytes of the weights that one draft reads.
@@ -144,7 +149,8 @@ class DFlash:
         #: float32 [1, 16, ...]: the logits and the normalized outputs of the rows of the latest block.
         self.logits = ops.zeros((1, rows, n_rows), np.float32)
         self.outputs = ops.zeros((1, rows, c.n_embd), np.float32)
-        last, places = ops.zeros((rows,), np.int32), ops.zeros((rows, rows), np.int32)
+        # Where steps write them: all owners read them there.
+        last, places = ops.owners[0].zeros((rows,), np.int32), ops.owners[0].zeros((rows, rows), np.int32)
         #: The pass of a block.
         self.block = BlockPass(self.fill, config.mask, config.shift, config.causal, last, places)
         self._numbers, self._nowhere = ops.upload(np.arange(rows, dtype=np.int32)), ops.zeros((rows,), np.int32)
@@ -236,9 +242,10 @@ class DFlash:
         block, rows = self.block, count + self.config.shift
         positions = np.arange(position, position + rows, dtype=np.int32)
         last = positions if block.causal else np.full(rows, positions[-1])
-        self.ops.store(block.last, 0, last.astype(np.int32))
+        lead = self.ops.owners[0]
+        lead.store(block.last, 0, last.astype(np.int32))
         numbers = np.arange(DECODE_ROWS, dtype=np.int32) + block.shift + 1
-        self.ops.store(block.places, 0, np.repeat(numbers[:, None], DECODE_ROWS, 1))
+        lead.store(block.places, 0, np.repeat(numbers[:, None], DECODE_ROWS, 1))
         model, end = self.model, position + rows
         model.reserve(end)
         sequence.reserve(end)

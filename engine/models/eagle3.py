@@ -108,7 +108,7 @@ class EagleLayer(DraftingLayer):
         self._adds_normed = Metadata(loader.gguf, EAGLE3).flag("norm_before_residual", False)
         self.embed_tokens = model.token_embd
         if loader.has("token_embd.weight"):
-            self.embed_tokens = loader.matrix("token_embd.weight", n_vocab, c.n_embd)
+            self.embed_tokens = loader.embedding_matrix("token_embd.weight", n_vocab, c.n_embd)
         #: int32 [n_vocab]: the row of the output for each token, -1: none.  None: row t is token t.
         n_rows, self.row_of_token = rows_of_tokens(loader, n_vocab)
         self.output = loader.product("output.weight", n_rows, c.n_embd) if loader.has("output.weight") else model.output

@@ -45,8 +45,6 @@ def why_not_shared(config: ModelConfig, n_owners: int, can_be_shared: bool = Tru
         return f"several devices cannot share the layers of a {config.architecture} model; {one}"
     if not config.causal or config.pooling:
         return "several devices cannot share the layers of a model that reads whole texts; use one device"
-    if config.taps or config.block:
-        return "several devices cannot share a model whose drafts come from several layers; leave out the draft model"
     for layer in config.all_layers:
         mixer, network = layer.mixer, layer.network
         if not mixer.most_owners:

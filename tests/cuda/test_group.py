@@ -42,6 +42,8 @@ def open_device(name: str, n_threads: int, beside: Any, max_rows: int, limit: in
             ("gemma4", 4),
             ("gemma4 mixture", 4),
             ("gemma4 assistant", 2),
+            ("eagle3", 3),
+            ("dflash", 4),
             ("sinks", 3),
         ],
     ),

@@ -87,6 +87,13 @@ CASES = {
         {"n_head": 4, "n_head_kv": 4, "gemma4": gemma4("tiny-gemma4-moe", 4)},
         "f16",
     ),
+    "eagle3": (
+        "tiny-qwen35moe",
+        "Q4_0",
+        {"n_head": 8, "n_head_kv": 4, "n_mtp": 0, "delta_net": DeltaNetConfig(4, 8, 32, 4)},
+        "f16",
+    ),
+    "dflash": ("tiny-gemma4", "Q4_0", {"n_head": 8, "n_head_kv": 4, "gemma4": gemma4("tiny-gemma4", 8)}, "f16"),
     "gemma4 assistant": ("tiny-gemma4-e", "Q4_K_M", ASSISTED | {"gemma4": gemma4("tiny-gemma4-e", 2)}, "f16"),
 }
 """The shape, the format of the weights, other sizes, and the type of the cache.  The hybrids, and the mixture with shared
@@ -101,6 +108,9 @@ def files(name: str, folder: Path) -> dict[str, Any]:
         "path_or_name": make_model(folder / "m.gguf", own, quant, seed=5),
         "cache_type": cache_type,
     }
+    if name in ("eagle3", "dflash"):
+        network = replace(shapes()[f"tiny-{name}"], n_head=8, n_head_kv=4)
+        given["draft_model"] = make_model(folder / "d.gguf", network, quant, seed=5)
     if name == "gemma4 assistant":
         shape += "-assistant"
         own = replace(shapes()[shape], **cast(Any, ASSISTED), gemma4=gemma4(shape, 2))
@@ -129,6 +139,8 @@ def files(name: str, folder: Path) -> dict[str, Any]:
         ("gemma4", 4),
         ("gemma4 mixture", 4),
         ("gemma4 assistant", 2),
+        ("eagle3", 4),
+        ("dflash", 4),
     ],
 )
 def test_a_shared_model_has_the_bits_of_one_device(name: str, n: int, tmp_path: Path, isolated: None) -> None:
@@ -176,7 +188,9 @@ def test_answers(drafts: str | None) -> None:
     assert answer(owners(2)) == answer({"device": "cpu", "n_threads": 1})
 
 
-@pytest.mark.parametrize(("name", "n"), [("four hybrid heads", 4), ("gemma4 assistant", 2)])
+@pytest.mark.parametrize(
+    ("name", "n"), [("four hybrid heads", 4), ("gemma4 assistant", 2), ("eagle3", 3), ("dflash", 4)]
+)
 def test_answers_with_drafts(name: str, n: int, tmp_path: Path) -> None:
     given, found = files(name, tmp_path), []
     for options in ({"device": "cpu", "n_threads": 1}, owners(n)):

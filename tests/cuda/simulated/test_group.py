@@ -19,9 +19,12 @@ from engine import loading
 from engine.cuda.backend import Backend
 from engine.errors import DeviceError
 from engine.group.backend import DeviceGroup
+from engine.models.config import DFLASH
 from engine.models.delta_net_config import DeltaNetConfig
+from engine.models.network_config import ExpertsConfig
 from engine.ops.operations import Ops
 from engine.speculative import speculation
+from engine.synthetic.dflash import DFlashShape
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Gemma4Shape, Shape
 from engine.synthetic.shapes import shapes
@@ -33,6 +36,9 @@ SHAPE = Shape("qwen3", 1, 64, 2, 2, 32, 64, 289, 64, 1e4, 1e-6)
 
 GEMMA4 = Shape("gemma4", 2, 64, 2, 2, 32, 64, 289, 64, 1e4, 1e-6, window=4, gemma4=Gemma4Shape(2, 32, 2, k_is_v=True))
 
+SMALL = {"n_embd": 128, "n_head": 4, "n_head_kv": 4, "head_dim": 32, "n_ff": 128}
+"""Sizes that four owners divide."""
+
 DRAFTED: dict[str, tuple[Shape, Shape | None]] = {
     "none": (SHAPE, None),
     "a model": (SHAPE, SHAPE),
@@ -41,6 +47,7 @@ DRAFTED: dict[str, tuple[Shape, Shape | None]] = {
         GEMMA4,
         replace(GEMMA4, architecture="gemma4-assistant", gemma4=Gemma4Shape(2, 32, 2, n_shared=2, n_embd_out=64)),
     ),
+    "blocks": (SHAPE, DFlashShape(DFLASH, 1, 64, 2, 2, 32, 64, 289, 64, 1e4, 1e-6, tied=False, taps=(0,), rank=32)),
 }
 """A model that two GPUs share, and the model that drafts for it, by what drafts."""
 
@@ -68,6 +75,9 @@ def group(n: int, n_devices: int) -> Ops:
         ("tiny-llama", {"n_layer": 2}, 3, 3),
         ("tiny-qwen35", {"n_head": 4, "n_head_kv": 2}, 2, 2),
         ("tiny-qwen35moe", {"n_head": 2, "n_head_kv": 2}, 2, 2),
+        ("tiny-qwen35", SMALL | {"n_layer": 2, "interval": 2, "delta_net": DeltaNetConfig(4, 8, 32, 4)}, 4, 4),
+        ("tiny-qwen3moe", SMALL | {"n_layer": 1, "n_ff": 0, "experts": ExpertsConfig(3, 2, 96, 0)}, 4, 4),
+        ("tiny-gemma4", SMALL | {"n_layer": 2, "gemma4": Gemma4Shape(2, 32, 4, k_is_v=True)}, 4, 4),
     ],
 )
 def test_a_shared_model_has_the_bits_of_the_cpu(
