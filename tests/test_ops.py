@@ -11,6 +11,7 @@ from engine.arrays import Batch
 from engine.cpu import backend as cpu
 from engine.cpu.products.repack import Matrix
 from engine.errors import ModelError
+from engine.group.backend import DeviceGroup
 from engine.numerics import ACTIVATIONS
 from engine.ops.activation import KINDS, Activation
 from engine.ops.operations import Operations
@@ -28,9 +29,21 @@ BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
     | {"rope"}
     | {"compute", "do", "empty", "flush", "give", "record", "run_program", "take"},
-    "cuda": {"capture", "occupy", "plan", "record", "start"},
+    "cuda": {"capture", "devices", "include", "occupy", "plan", "record", "start", "whole"},
 }
 """Public methods that only one backend has."""
+
+
+ABSENT = {
+    "models that devices cannot share": "altup_active altup_correct altup_enter altup_leave altup_predict attend_compressed "
+    "choose_rows collapse compress expand grouped_matmul kda keep_keys keep_latents latent_attention mamba reinterpret "
+    "remember_latent repeat rotate_tail round_latents round_queries round_rows short_conv stream_weights",
+    "the experts of a part of a model": "activate_experts add_gated choose_experts join_experts sum_experts",
+    "caches in host memory or on disk": "copy_in copy_out read_entries write_entries",
+    "devices with some layers each, or other backends": "crossing mark meet reach together",
+    "what callers ask each owner": "array_bytes observe rest resume weight_bytes",
+}
+"""The operations that a group of devices does not have, by what they are for."""
 
 
 def backend(name: str) -> Any:
@@ -69,6 +82,28 @@ def test_a_backend_has_every_operation_and_no_other(name: str) -> None:
             assert isinstance(found[member], property), member
         else:
             assert parameters(found[member]) == parameters(wanted[member]), member
+
+
+def test_a_group_has_the_operations_of_models_that_devices_share() -> None:
+    """It is used in the place of a backend, which types cannot check: its arrays are those of several devices."""
+    wanted, found = members(Operations), members(DeviceGroup)
+    owners: Any = [cpu.Backend(1, 24), cpu.Backend(1, 24)]
+    group = DeviceGroup(owners)
+    names = " ".join(ABSENT.values()).split()
+    absent = set(names)
+    assert len(names) == len(absent) and absent <= wanted.keys()
+    for member in wanted.keys() - absent:
+        assert hasattr(group, member), member
+        if member not in found or isinstance(wanted[member], property):
+            continue
+        given = parameters(found[member])
+        # Those on whole rows take whatever the owners take.
+        is_replicated = [name for name, *_ in given] == ["self", "given", "named"]
+        assert is_replicated or given == parameters(wanted[member]), member
+    assert not any(hasattr(group, member) for member in absent)
+    for protocol in Operations.__mro__:
+        for attribute in vars(protocol).get("__annotations__", {}):
+            assert hasattr(group, attribute), attribute
 
 
 def test_every_operation_is_described() -> None:

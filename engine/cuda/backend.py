@@ -153,6 +153,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """The only device of its passes."""
         return (self.device,)
 
     @property
@@ -520,9 +521,11 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self._occupant = occupant
 
     def include(self, plan: Plan) -> None:
+        """Launch the kernels of a plan in a graph that its device captures."""
         self.plans.include(plan)
 
     def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
+        """A graph that includes a plan, as what one call launches on all devices of the plan."""
         return self.plans.whole(plan, graph)
 
     def start(self, plan: Plan) -> None:

@@ -449,6 +449,9 @@ class DeviceGroup:
     def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
         return self.lead.latent_scratch_bytes(n_head, rank, n_ctx, rows)
 
+    def product_bytes(self, rows: int, columns: int) -> int:
+        return self.lead.product_bytes(rows, columns)
+
     def buffer_bytes(self) -> int:
         return sum(ops.buffer_bytes() for ops in self.owners)
 
