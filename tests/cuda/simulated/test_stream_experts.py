@@ -22,6 +22,7 @@ from tests.tiers import few
 assert gpu
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("formats", "counts", "n_used", "most", "units", "n_rows", "n_blocks", "narrow", "finish"),
     few(
