@@ -105,6 +105,8 @@ def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Referen
 class Script:
     """Replaces ``Speculation``: any number of drafts, each right or wrong, at random."""
 
+    in_blocks = False
+
     def __init__(self, known: Reference, random: np.random.Generator, sequential: bool = False) -> None:
         self.params = SpeculationParams(sequential=sequential)
         self._known = known
