@@ -488,7 +488,7 @@ def run_users(args: argparse.Namespace, name: str, path: Path) -> Iterator[users
 
     n_ctx = max(args.n_prompt) + max(args.n_gen)
     llm = _load(args, path, n_ctx, args.threads[0], not args.no_mtp, max(args.users))
-    freeze()  # as the server does: a search for garbage would stop all users for 0.1 s
+    freeze()  # as the server does: a garbage collection would stop all users for 0.1 s
     for n_prompt in args.n_prompt:
         for n_gen in args.n_gen:
             for n_users in args.users:
