@@ -522,7 +522,7 @@ def _build(
             f"the GPU had less memory than it reported, so {options.spare / 1e9:.2f} GB stay free: it has fewer layers, or "
             "the context is smaller."
         )
-    if model.drafter is not None:
+    if model.drafter is not None or options.parallel > 1:
         model.expect_drafts()
     needed = [job for device in placement.devices for job in device.load_jobs()]
     if not all(job.kept() for job in needed):

@@ -25,7 +25,7 @@ from engine.cpu.operations.kda import KDAOperations
 from engine.cpu.operations.latent import LatentOperations
 from engine.cpu.operations.mamba import MambaOperations
 from engine.cpu.operations.short_conv import ShortConvOperations
-from engine.cpu.products.matmul import FEW
+from engine.cpu.products.matmul import FEW, SOME
 from engine.cpu.products.repack import ROWS, Matrix, Records, arguments_of, empty_records, pieces_of, repack
 from engine.cpu.runtime.crossing import HostCrossing
 from engine.cpu.runtime.entry import entry_of
@@ -51,7 +51,7 @@ from engine.ops.weight import Weight
 BATCH_SIZE = 128
 """The default number of rows of a pass that reads a prompt; more rows are not faster."""
 
-LISTED_ROWS = 1, FEW, FEW + 1
+LISTED_ROWS = 1, FEW, FEW + 1, SOME + 1
 """Numbers of rows whose passes together use every kernel."""
 
 
@@ -354,11 +354,11 @@ class Backend(
         self.run(forward, Batch(tokens, positions, slots), 1)
 
     def expect_drafts(self) -> None:
-        """Use other kernels for passes of two to four rows from now on: they take time to compile, and few other passes have
-        so few rows."""
+        """Use other kernels for passes of 2 to 16 rows from now on, those of drafts and of several answers: they take time to
+        compile, and few other passes have so few rows."""
         if not self._drafts:
             self._drafts = True
-            self._plans.forget(range(2, FEW + 1))
+            self._plans.forget(range(2, SOME + 1))
 
     def observe(self, observer: Observer[np.ndarray] | None) -> None:
         self._observer = observer

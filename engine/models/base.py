@@ -730,7 +730,7 @@ class Model(Loader):
         return found
 
     def expect_drafts(self) -> None:
-        """Choose kernels that are fast for passes of a few rows, which verify drafts."""
+        """Choose kernels that are fast for passes of a few rows, which verify drafts or continue several answers."""
         for ops in self.devices:
             ops.expect_drafts()
 

@@ -161,7 +161,8 @@ class Executor(Protocol[A]):
         one row, which overwrites position 0 of the sequence in slot 0."""
 
     def expect_drafts(self) -> None:
-        """Select kernels that are fast for passes of a few rows, because passes will verify drafts."""
+        """Select kernels that are fast for passes of a few rows, because passes will verify drafts or continue several
+        answers."""
 
     def together(self, others: Sequence[Any]) -> AbstractContextManager[None]:
         """A context, within a pass that this backend records, in which the operations of other backends are recorded into

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as T
 
-from engine.cpu.products.matmul import matmul_few, matmul_rows, matmul_step
+from engine.cpu.products.matmul import matmul_few, matmul_rows, matmul_some, matmul_step
 from engine.cpu.products.quantize import quantize_rows
 from engine.cpu.products.repack import make_records
 from engine.gguf.quants import FORMATS, Format
@@ -16,7 +16,12 @@ from engine.ops.weight import Weight
 QUANTIZED = [f for f in FORMATS.values() if f.quantized]
 FLOATS = [f for f in FORMATS.values() if not f.quantized]
 
-KERNELS: dict[str, tuple[Any, int]] = {"step": (matmul_step, 1), "few": (matmul_few, 4), "rows": (matmul_rows, 40)}
+KERNELS: dict[str, tuple[Any, int]] = {
+    "step": (matmul_step, 1),
+    "few": (matmul_few, 4),
+    "some": (matmul_some, 16),
+    "rows": (matmul_rows, 40),
+}
 """The products, and the most activation rows to try."""
 
 

@@ -47,15 +47,17 @@ RARE = ("IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ1_S", "IQ1_M", "TQ2_0", "TQ1_0", "Q1_0"
 
 def cases() -> Iterator[Any]:
     """Every kernel.  The first tier has every format with two of the instruction sets, one with one and one with many rows,
-    the rarer formats with one of these in turn, and the kernel for a few rows of two formats."""
+    the rarer formats with one of these in turn, and the kernels for a few and for some rows of two formats."""
     for i, entry in enumerate(QUANTIZED):
         for j, instructions in enumerate(simd.INSTRUCTION_SETS):
             for kernel in KERNELS:
-                first = (i + j) % 4 == ("step", "rows", "few").index(kernel)
+                first = (i + j) % 4 == ("step", "rows", "few", "some").index(kernel)
                 if entry.name in RARE:
                     first = first and kernel == ("step", "rows")[i % 2]
                 if kernel == "few":
                     first = entry.name in ("Q4_K", "Q8_0") and instructions in ("vnni", "avx2")
+                if kernel == "some":
+                    first = entry.name in ("Q4_K", "Q8_0") and instructions == "vnni512"
                 marks = () if first else pytest.mark.thorough
                 name = f"{entry.name}-{instructions}-{kernel}"
                 yield pytest.param(entry, instructions, kernel, id=name, marks=marks)
@@ -101,7 +103,7 @@ def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format, i
     units = 9 if entry.unit > 64 else 21 if entry.parts == 1 else 20
     columns = units * entry.unit
     # Two groups of weight rows, and tiles of 8, 4, 2 and 1 activation rows.
-    n_rows, n = 11, {"step": 2, "few": 6, "rows": 15}[kernel]
+    n_rows, n = 11, {"step": 2, "few": 6, "some": 11, "rows": 15}[kernel]
     data = finite_rows(entry, n_rows, columns, 1)
     rng = np.random.default_rng(2)
     activations = quantized(rng.standard_normal((n, columns)).astype(F), entry.unit)

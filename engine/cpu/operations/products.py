@@ -1,7 +1,7 @@
 """Products with matrices: of all rows, of the rows of an expert, of groups."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,8 +69,7 @@ class ProductOperations(RowOperations):
         quantized = {unit: self._quantize(x, unit) for unit in sorted(units)}
         # Kernels for many rows may take two groups of weight rows at once.
         pairs = 2 if rows > 1 else 1
-        some = matmul.matmul_few if rows <= matmul.FEW and self._drafts else matmul.matmul_rows
-        product = matmul.matmul_step if rows == 1 else some
+        product = matmul.matmul_step if rows == 1 else self._kernel_for(rows)
         outputs = []
         for i, weight in enumerate(weights):
             out = self.empty((rows, weight.rows))
@@ -88,6 +87,14 @@ class ProductOperations(RowOperations):
                     self.do(kernel, *floats, items=n, ns=ns, joined=i > 0, multiple=ROWS)
             outputs.append(out)
         return outputs
+
+    def _kernel_for(self, rows: int) -> Any:
+        """What multiplies by so many activation rows, more than one."""
+        if self._drafts and rows <= matmul.FEW:
+            return matmul.matmul_few
+        if self._drafts and rows <= matmul.SOME and HOST == "vnni512":
+            return matmul.matmul_some
+        return matmul.matmul_rows
 
     def _quantized(self, shape: tuple[int, ...], unit: int) -> Quantized:
         """Memory for quantized rows of the shape [rows, columns]."""

@@ -35,6 +35,10 @@ AHEAD = 16384
 otherwise leave memory idle meanwhile."""
 FEW = 4
 """The most activation rows of :func:`matmul_few`."""
+SOME = 16
+"""The most activation rows of :func:`matmul_some`: for more, it is faster to unpack quants into memory."""
+TILE = 8
+"""The activation rows that :func:`matmul_some` takes at a time."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,14 @@ def emit_few(code: Code, item: Item) -> None:
                 item.multiply(code, each, lambda rows: _few(code, item, rows))
 
 
+def emit_some(code: Code, item: Item) -> None:
+    """Multiply by any number of activation rows, ``TILE`` at a time; fewer are as many, of which some are the same."""
+    last = code.builder.sub(item.n, ir.Constant(I64, 1))
+    with code.loop(item.n, ir.Constant(I64, 0), TILE) as t:
+        each = [code.minimum(code.builder.add(t, ir.Constant(I64, i)), last) for i in range(TILE)]
+        item.multiply(code, each, lambda rows: _few(code, item, rows))
+
+
 # --- many activation rows: quants are unpacked once, into memory -----------------------------------------------
 
 
@@ -214,9 +226,12 @@ def emit_rows(code: Code, item: Item) -> None:
     # Where there is no second group, the first one is unpacked again, and not stored.
     several = b.icmp_signed(">", item.count, ir.Constant(I64, ROWS))
     further = b.select(several, code.times(item.units, record_bytes), ir.Constant(I64, 0))
+    ahead = code.times(item.units, record_bytes * unpacked.groups)
     with code.loop(unpacked.groups) as group, code.loop(item.units) as u:
         record = code.at(code.at(item.records, code.times(group, further)), code.times(u, record_bytes))
         place = code.at(code.at(item.scratch, code.times(group, 32)), code.times(u, unpacked.bytes))
+        # The groups after these, which are read from memory while these are multiplied.
+        code.prefetch(code.at(record, ahead), record_bytes)
         unpacked.store(code, record, place)
     wide = Code(b, code.instructions, ROWS * unpacked.groups)
     first: ir.Value = ir.Constant(I64, 0)
@@ -281,8 +296,14 @@ def matmul_few(fmt: str, instructions: str) -> Any:
 
 
 @family
+def matmul_some(fmt: str, instructions: str) -> Any:
+    """The kernel for five to sixteen activation rows, where a CPU has registers for the sums of ``TILE`` of them."""
+    return _kernel(product(fmt, instructions, emit_some), 0, 1)
+
+
+@family
 def matmul_rows(fmt: str, instructions: str) -> Any:
-    """The kernel for any number of activation rows, faster than the others from five on.  With "vnni512" it takes two groups
+    """The kernel for any number of activation rows, faster than the others for many.  With "vnni512" it takes two groups
     of weight rows at once; a range of an odd number takes as long as one more."""
     groups = 2 if instructions == "vnni512" else 1
     return _kernel(product(fmt, instructions, emit_rows), scratch_bytes(fmt, instructions), groups)
