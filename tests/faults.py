@@ -1460,9 +1460,9 @@ FAULTS = (
     Fault(
         "parity that counts only some bits",
         "tools",
-        "engine/verify/lockstep.py",
-        "bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))",
-        "bits = np.bitwise_count((_bits(self.cpu) ^ _bits(self.gpu)) >> 1)",
+        "engine/verify/check.py",
+        "bits = np.bitwise_count(bits_of(self.cpu) ^ bits_of(self.gpu))",
+        "bits = np.bitwise_count((bits_of(self.cpu) ^ bits_of(self.gpu)) >> 1)",
         "a difference in the last bit of every value is not reported",
         ("tests/verify/test_parity.py::test_a_check_counts_and_shows_bits",),
     ),

@@ -333,7 +333,9 @@ class Backend(
         return DECODE_ROWS + 1
 
     def jobs(self, model: Recordable[np.ndarray]) -> list[Job]:
-        programs = [self._plans.record(model.compute, n, n).program for n in LISTED_ROWS]
+        most = max(model.prompt_rows, model.decode_answers)
+        listed = dict.fromkeys(min(n, most) for n in LISTED_ROWS)
+        programs = [self._plans.record(model.compute, n, n).program for n in listed]
         if model.cache.n_sequences > 1 and model.reads_together:
             programs.append(self._plans.record(model.compute, 1, 1, True, True).program)
         entries = dict.fromkeys(entry for program in programs for entry in program.entries())

@@ -101,5 +101,5 @@ def test_batches_of_many_answers_on_a_gpu(name: str, tmp_path: Path) -> None:
     ops.plan(model.compute, 128, 128, None, True)
     used = ops.recorder._pools[Role.DECODE].n_bytes
     assert used <= batch_bytes(llm.config, ops, 512, 100) + pass_bytes(llm.config, ops, 512, 16)
-    assert batch_bytes(llm.config, ops, 512, 16) == 0
+    assert batch_bytes(llm.config, ops, 512, 1) == 0
     assert ops.product_bytes(16, 4096) == 0 < ops.product_bytes(17, 4096)

@@ -23,7 +23,7 @@ class Grouped(MixtureLaunches):
         self._experts = Experts(n_group, n_group, weight, weight, weight, weight)
         self._weight, self._rows, self._pairs, self._ids = weight, rows, rows * n_group, ids
         self._wide, self._joins, self._routed, self._sorted = rows > NARROW_ROWS, False, True, {}
-        self._choice, self._weights = (0, 0, 0, 0), ids
+        self._streamed, self._choice, self._weights = 0, (0, 0, 0, 0), ids
 
     def record(self) -> Tensor:
         """Record the launches and return the result, float32 [rows, n_group * R]."""
