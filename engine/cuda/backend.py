@@ -379,7 +379,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             self._written[place.tokens.address] = batch
         most = most or self.max_rows
         plan, is_started = self.plans.prepare(
-            forward, place, rows, asked, most, batch.mixed, batch.role, padded(batch.longest), at_once
+            forward, place, rows, asked, most, batch.mixed, batch.role, batch.longest, at_once
         )
         wanted: list[Tensor] = []
         if plan.result is not None and n_logits:
