@@ -16,7 +16,6 @@ The first line is a directive of Sphinx's autodoc without its prefix (``function
 others are its options.  The book is built from these directives (:func:`directives`).
 """
 
-import argparse
 import functools
 import importlib
 import inspect
@@ -26,6 +25,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from docs.page import fill
 
 PAGE = Path(__file__).with_name("api.md")
 
@@ -191,17 +192,7 @@ def inline(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the reference, or with ``--check`` only tell whether the page is out of date.  Returns the exit status."""
-    top = argparse.ArgumentParser(prog="python -m docs.documented", description="Write the reference of the interface.")
-    top.add_argument(
-        "--check", action="store_true", help="write nothing; the exit status is 1 if the page is out of date"
-    )
-    check, text = top.parse_args(argv).check, PAGE.read_text(encoding="utf-8")
-    if (new := filled(text)) == text:
-        return 0
-    print(f"docs/{PAGE.name} {'is out of date' if check else 'was written'}")
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    return 1 if check else 0
+    return fill("python -m docs.documented", "Write the reference of the interface.", PAGE, filled, argv)
 
 
 if __name__ == "__main__":

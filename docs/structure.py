@@ -14,12 +14,13 @@ folder within a package also that of the folder's own docstring.  Files of folde
 those folders have a place of their own.
 """
 
-import argparse
 import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from docs.page import fill
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = Path(__file__).with_name("structure.md")
@@ -71,18 +72,7 @@ def filled(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page, or with ``--check`` only tell whether it is out of date.  Returns the exit status."""
-    top = argparse.ArgumentParser(prog="python -m docs.structure", description="Write the tables of files.")
-    top.add_argument(
-        "--check", action="store_true", help="write nothing; the exit status is 1 if the page is out of date"
-    )
-    check = top.parse_args(argv).check
-    text = PAGE.read_text(encoding="utf-8")
-    if (new := filled(text)) == text:
-        return 0
-    print(f"docs/structure.md {'is out of date' if check else 'was written'}")
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    return int(check)
+    return fill("python -m docs.structure", "Write the tables of files.", PAGE, filled, argv)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ The page marks the place of a table with comments, which no reader sees::
 What is between them is replaced.
 """
 
-import argparse
 import ast
 import json
 import re
@@ -20,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from docs.page import fill
 from engine.serving.accepted import OPTIONS, READING, ROUTES, Effect
 from engine.tools.calls.select import CALLS
 from engine.tools.formats.select import FORMATS, MARKS
@@ -98,17 +98,7 @@ def filled(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the tables, or with ``--check`` only tell whether the page is out of date.  Returns the exit status."""
-    top = argparse.ArgumentParser(prog="python -m docs.tables", description="Write the tables made from the code.")
-    top.add_argument(
-        "--check", action="store_true", help="write nothing; the exit status is 1 if the page is out of date"
-    )
-    check, text = top.parse_args(argv).check, PAGE.read_text(encoding="utf-8")
-    if (new := filled(text)) == text:
-        return 0
-    print(f"docs/{PAGE.name} {'is out of date' if check else 'was written'}")
-    if not check:
-        PAGE.write_text(new, encoding="utf-8")
-    return 1 if check else 0
+    return fill("python -m docs.tables", "Write the tables made from the code.", PAGE, filled, argv)
 
 
 if __name__ == "__main__":
