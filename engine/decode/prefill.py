@@ -67,7 +67,6 @@ class PrefillPass:
             (only,) = slices
             ids = np.array(only.tokens, np.int32)
             positions = np.arange(only.first, only.end, dtype=np.int32)
-            at_once = at_once and reader is None
             self._pieces = model.split(ids, positions, only.n_logits, only.slot.sequence, observed, at_once)
             if reader is not None:
                 cast(ReadablePass, self._pieces).read_by(partial(reader, first=only.end - only.n_logits))
