@@ -92,9 +92,13 @@ def server(model: str, flags: Sequence[str]) -> Iterator[str]:
             if not line:
                 raise SystemExit("the server has ended before it listened")
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(process.stderr.read)  # its log must not fill the pipe
+            log = pool.submit(process.stderr.read)  # it must not fill the pipe
             try:
                 yield found[1]
+            except OSError as error:
+                process.terminate()
+                ended = process.wait()
+                raise SystemExit(f"{error!r}; the server ended with status {ended}:\n{log.result()[-4000:]}") from error
             finally:
                 process.terminate()
     finally:
