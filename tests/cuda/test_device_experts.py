@@ -77,7 +77,9 @@ def test_kinds(gpu: Any, cpu: Any, kind: str) -> None:
         same(found, mixed(cpu, experts, *given), f"{kind}, {rows} rows: ")
 
 
-@pytest.mark.parametrize("formats", together("experts of warpgroups", ["Q4_K Q4_K Q6_K", "Q5_K Q6_K Q4_K"]))
+@pytest.mark.parametrize(
+    "formats", together("experts of warpgroups", ["Q4_K Q4_K Q6_K", "Q5_K Q6_K Q4_K", "IQ3_S IQ2_XXS IQ4_XS"])
+)
 def test_many_pairs(gpu: Any, cpu: Any, formats: str) -> None:
     """Experts with many pairs, others with few or none."""
     n_expert, n_embd, n_ff, rng = 12, 768, 1280, np.random.default_rng(0)

@@ -44,6 +44,7 @@ class Unpack:
     factors(words): d of the two rows, then dm of the two (0 if the format has none).  ``factors(words, j)``, those of unit j,
         where a record has several units.
     fill(): copies what ``block`` looks up to shared memory; all threads of the block call it, before a barrier.
+    table_bytes: the shared memory that this takes.
     """
 
     group: int
@@ -56,6 +57,7 @@ class Unpack:
     sums: DeviceFunction
     factors: DeviceFunction
     fill: DeviceFunction | None = None
+    table_bytes: int = 0
 
     @property
     def words(self) -> int:
@@ -221,6 +223,15 @@ def vectors(*starts: int) -> Pieces:
 def both_rows(start: int) -> Pieces:
     """Pieces of 16 bytes of row g, then of row g + 8."""
     return (4, start, "row"), (4, start + 32, "row")
+
+
+OFFSET = 128
+"""What is added to bytes with a sign that have to be unsigned."""
+
+
+def with_offset(values: Sequence[int]) -> list[int]:
+    """The signed bytes of the unsigned values + ``OFFSET``."""
+    return [value % 256 - OFFSET for value in values]
 
 
 def table_words(values: Sequence[int]) -> tuple[np.uint32, ...]:

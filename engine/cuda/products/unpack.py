@@ -18,6 +18,7 @@ from numba import cuda, njit
 from engine.cuda.intrinsics import bits_float, pick_bytes
 from engine.cuda.products import unpack_bits, unpack_grid
 from engine.cuda.products.lanes import (
+    OFFSET,
     Unpack,
     both_rows,
     byte_table,
@@ -34,6 +35,7 @@ from engine.cuda.products.lanes import (
     spread,
     unsigned_byte,
     vectors,
+    with_offset,
 )
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.grids import FP4_VALUES, IQ4_VALUES
@@ -336,8 +338,8 @@ def _q3_k() -> Unpack:
     return Unpack(16, 4, False, pieces, header, block, signed_scale, all_sums, factors)
 
 
-def _iq4_xs() -> Unpack:
-    low, high = byte_table(IQ4_VALUES)
+def _iq4_xs(unsigned: bool = False) -> Unpack:
+    low, high = byte_table(with_offset(IQ4_VALUES) if unsigned else IQ4_VALUES)
 
     @njit
     def block(w, j):
@@ -358,7 +360,8 @@ def _iq4_xs() -> Unpack:
     def factors(w):
         return low_half(w[16]), low_half(w[18]), f32(0.0), f32(0.0)
 
-    return Unpack(32, 0, False, (*vectors(0, 128, 256, 384), (4, 512, "row")), header, block, scale, no_sums, factors)
+    pieces = (*vectors(0, 128, 256, 384), (4, 512, "row"))
+    return Unpack(32, OFFSET * unsigned, False, pieces, header, block, scale, no_sums, factors)
 
 
 _FORMATS: dict[T, Callable[[], Unpack]] = {
@@ -379,11 +382,15 @@ _FORMATS: dict[T, Callable[[], Unpack]] = {
 }
 
 
-def unpack(type_: T, near: bool = False) -> Unpack:
+def unpack(type_: T, near: bool = False, unsigned: bool = False) -> Unpack:
     """How lanes read a format; returns new functions at every call, since Numba keeps what it compiled for one target.
 
     near: if the format has a table, ``Unpack.fill`` copies it to shared memory.
+    unsigned: q of a unit of 256 are unsigned bytes, from which an offset is subtracted where weights are negative; tables are
+    near.
     """
     if type_ in unpack_grid.FORMATS:
-        return unpack_grid.FORMATS[type_](near)
+        return unpack_grid.FORMATS[type_](near or unsigned, unsigned)
+    if unsigned and type_ == T.IQ4_XS:
+        return _iq4_xs(unsigned)
     return _FORMATS[type_]()

@@ -5,7 +5,8 @@ Formula: weight[i] = (d * d_scale) * scale[i // group] * q[i], q from an entry o
 Shapes: a lane needs runs of four positions, so an entry of a grid is one or two words of four bytes.  Grids are kept in
     memory as one word of 16 bits for four positions: four nibbles, each the index of a byte.  ``pick_bytes`` turns them into
     the bytes, so the largest grid takes 8 KiB.  Kernels of few activation rows look up more than they compute, so a block
-    copies the grid to shared memory; others read global memory through the L1 cache.
+    copies the grid to shared memory; others read global memory through the L1 cache.  Blocks of warpgroups copy grids of
+    whole bytes to shared memory, with 128 added: what they multiply are unsigned bytes.
 Everything here is integer arithmetic, exact in any order.
 """
 
@@ -20,6 +21,8 @@ from numba.extending import intrinsic
 
 from engine.cuda.intrinsics import SIMULATED, half_to_float, halves, keep4, load4, pick_bytes, pointer
 from engine.cuda.products.lanes import (
+    OFFSET,
+    Pieces,
     Unpack,
     both_rows,
     device,
@@ -31,6 +34,7 @@ from engine.cuda.products.lanes import (
     spread,
     unsigned_byte,
     vectors,
+    with_offset,
 )
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.grids import IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID
@@ -66,27 +70,29 @@ def _bytes(values: list[int]) -> tuple[np.uint32, np.uint32]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of uint16 with some words per entry.
+    """A table of uint16 or uint32 with some of these words per entry.
 
     words(i, k): word k of entry i, as uint32; k is the same in all look-ups of a lane.
     fill(): copies the table to shared memory, by all threads of a block, before a barrier and the first look-up; None if
     look-ups read global memory.
+    bytes: the shared memory that it takes.
     """
 
     words: DeviceFunction
     fill: DeviceFunction | None
+    bytes: int
 
 
 def _make_table(name: str, table: np.ndarray, each: int, near: bool) -> Table:
     """A table of ``each`` words per entry, in global memory, and, if ``near``, in shared memory: there the look-ups of a
     warp, which are at 32 different places, meet only few conflicts."""
     words = table.view(np.uint32)
-    kind = ir.ArrayType(ir.IntType(32), len(words))
+    kind, size = ir.ArrayType(ir.IntType(32), len(words)), table.itemsize
     source = _Variable(name, GLOBAL, ir.Constant(kind, words.tolist()))
     if not near:
-        return Table(_simulated_words(table, each) if SIMULATED else source.make_words(each), None)
+        return Table(_simulated_words(table, each) if SIMULATED else source.make_words(each, size), None, 0)
     copy = _Variable(name, SHARED, ir.Constant(kind, ir.Undefined))
-    vectors = len(words) // 4
+    vectors, is_whole = len(words) // 4, size == 4
 
     @device
     def array():
@@ -99,7 +105,8 @@ def _make_table(name: str, table: np.ndarray, each: int, near: bool) -> Table:
 
     @device
     def simulated_words(i, k):
-        return u32(halves(array())[each * int(i) + int(k)])
+        own = array() if is_whole else halves(array())
+        return u32(own[each * int(i) + int(k)])
 
     start = simulated_source if SIMULATED else source.make_pointer()
     place = array if SIMULATED else copy.make_pointer()
@@ -113,7 +120,7 @@ def _make_table(name: str, table: np.ndarray, each: int, near: bool) -> Table:
             keep4(to, 4 * i, v[0], v[1], v[2], v[3])
             i = i32(i + cuda.blockDim.x)
 
-    return Table(simulated_words if SIMULATED else copy.make_words(each), fill)
+    return Table(simulated_words if SIMULATED else copy.make_words(each, size), fill, words.nbytes)
 
 
 def _simulated_words(table: np.ndarray, each: int) -> DeviceFunction:
@@ -157,9 +164,13 @@ class _Variable:
 
         return pointer
 
-    def make_words(self, each: int) -> DeviceFunction:
-        """``Table.words``."""
-        shared, half = self.space == SHARED, ir.IntType(16).as_pointer(self.space)
+    def make_words(self, each: int, size: int) -> DeviceFunction:
+        """``Table.words``, of ``size`` bytes."""
+        shared, own = self.space == SHARED, ir.IntType(8 * size)
+        pointer = own.as_pointer(self.space)
+
+        def extended(builder: ir.IRBuilder, word: ir.Value, to: ir.Type) -> ir.Value:
+            return word if own == to else builder.zext(word, to)
 
         @intrinsic
         def words(typingctx, i, k):
@@ -167,24 +178,27 @@ class _Variable:
                 variable, (i, k) = self._define(builder.module), args
                 if not shared:
                     index = builder.zext(builder.add(builder.mul(i, i.type(each)), k), ir.IntType(64))
-                    word = builder.load(builder.gep(builder.bitcast(variable, half), [index]), align=2)
+                    word = builder.load(builder.gep(builder.bitcast(variable, pointer), [index]), align=size)
                     word.set_metadata("invariant.load", builder.module.add_metadata([]))
-                    return builder.zext(word, i.type)
-                start = builder.add(builder.ptrtoint(variable, i.type), builder.mul(k, i.type(2)))
+                    return extended(builder, word, i.type)
+                start = builder.add(builder.ptrtoint(variable, i.type), builder.mul(k, i.type(size)))
                 # Behind this instruction, LLVM cannot see that k is part of the address, and computes the rest of it once
                 # instead of the index of a word each time.
                 hidden = ir.InlineAsm(ir.FunctionType(i.type, [i.type]), "mov.b32 $0, $1;", "=r,r")
-                place = builder.add(builder.call(hidden, [start]), builder.mul(i, i.type(2 * each)))
-                return builder.zext(builder.load(builder.inttoptr(place, half), align=2), i.type)
+                place = builder.add(builder.call(hidden, [start]), builder.mul(i, i.type(size * each)))
+                return extended(builder, builder.load(builder.inttoptr(place, pointer), align=size), i.type)
 
             return types.uint32(types.uint32, types.uint32), codegen
 
         return words
 
 
-def _make_look(name: str, grid: np.ndarray, each: int, near: bool) -> tuple[DeviceFunction, DeviceFunction | None]:
+def _make_look(name: str, grid: np.ndarray, each: int, near: bool, unsigned: bool) -> tuple[DeviceFunction, Table]:
     """The device function look(i, k, signs): the four bytes k of entry i of a grid, of ``each`` times four, negative where
-    those of the 8 signs are set that are for the lane's positions.  And ``Table.fill``."""
+    those of the 8 signs are set that are for the lane's positions; unsigned: 128 more.  And its
+    ``Table``."""
+    if unsigned:
+        return _make_look_unsigned(name, grid, each)
     words, values = packed(grid)
     table = _make_table(name, words, each, near)
     (low, high), (low_negative, high_negative) = _bytes(values), _bytes([-value for value in values])
@@ -203,8 +217,22 @@ def _make_look(name: str, grid: np.ndarray, each: int, near: bool) -> tuple[Devi
         # -x is ~x + 1, and no byte is 0, so none carries into the next.
         return u32(u32(pick_bytes(low, high, word_of(u32(i), u32(k))) ^ u32(ones * u32(255))) + ones)
 
-    look = look_near if near else look_far
-    return look, table.fill
+    return look_near if near else look_far, table
+
+
+def _make_look_unsigned(name: str, grid: np.ndarray, each: int) -> tuple[DeviceFunction, Table]:
+    """``_make_look`` with 128 more, from whole bytes in shared memory."""
+    words = (grid.reshape(-1, 4) + 128).astype(np.uint8).view(np.uint32)[:, 0]
+    table = _make_table(f"{name}_bytes", words, each, True)
+    word_of = table.words
+
+    @device
+    def look(i, k, signs):
+        minus = negative(signs)
+        # 128 - x is ~(128 + x) + 1, and no byte carries into the next.
+        return u32(u32(word_of(u32(i), u32(k)) ^ minus) + u32(minus & u32(0x01010101)))
+
+    return look, table
 
 
 @device
@@ -245,13 +273,28 @@ def _make_factors(type_: T, at: int) -> DeviceFunction:
     return factors
 
 
+def _of_table(
+    group: int,
+    unsigned: bool,
+    pieces: Pieces,
+    header: DeviceFunction,
+    block: DeviceFunction,
+    scale: DeviceFunction,
+    factors: DeviceFunction,
+    table: Table,
+) -> Unpack:
+    """The ``Unpack`` of a format of this file, whose ``block`` looks weights up in a table."""
+    offset = OFFSET * unsigned
+    return Unpack(group, offset, False, pieces, header, block, scale, no_sums, factors, table.fill, table.bytes)
+
+
 # --- two bits --------------------------------------------------------------------------------------------------
 
 
-def _iq2_xxs(near: bool) -> Unpack:
+def _iq2_xxs(near: bool, unsigned: bool) -> Unpack:
     """Words: for each pair of blocks, of row g and of row g + 8, twice four grid indices and a word of signs and
     scale; then d."""
-    look, fill = _make_look("iq2_xxs_grid", IQ2_XXS_GRID, 2, near)
+    look, table = _make_look("iq2_xxs_grid", IQ2_XXS_GRID, 2, near, unsigned)
 
     @device
     def signed(index, word, group):
@@ -277,7 +320,7 @@ def _iq2_xxs(near: bool) -> Unpack:
         return odd(w[8 * (g // 2) + 4 * r + 2 * (g % 2) + 1] >> u32(28))
 
     pieces = (*both_rows(0), *both_rows(64), *both_rows(128), *both_rows(192), (1, 256, "row"))
-    return Unpack(32, 0, False, pieces, no_header, block, scale, no_sums, _make_factors(T.IQ2_XXS, 32), fill)
+    return _of_table(32, unsigned, pieces, no_header, block, scale, _make_factors(T.IQ2_XXS, 32), table)
 
 
 def _halves_of_blocks(*starts: int) -> tuple[tuple[int, int, str], ...]:
@@ -307,10 +350,10 @@ def _make_nibble_scales(at: int, row: int) -> tuple[DeviceFunction, DeviceFuncti
     return header, scale
 
 
-def _iq2_xs(near: bool) -> Unpack:
+def _iq2_xs(near: bool, unsigned: bool) -> Unpack:
     """Words: for each block, the entries (9 bits) and signs (7 bits) of the lane's groups of 8: of rows g and g + 8 the
     first, then the second; two words of scales of each row; d."""
-    look, fill = _make_look("iq2_xs_grid", IQ2_XS_GRID, 2, near)
+    look, table = _make_look("iq2_xs_grid", IQ2_XS_GRID, 2, near, unsigned)
 
     @device
     def signed(word, shift):
@@ -324,13 +367,13 @@ def _iq2_xs(near: bool) -> Unpack:
 
     pieces = (*_halves_of_blocks(0, 64, 128, 192), (4, 256, "row"), (1, 288, "row"))
     (header, scale), factors = _make_nibble_scales(16, 2), _make_factors(T.IQ2_XS, 20)
-    return Unpack(16, 0, False, pieces, header, block, scale, no_sums, factors, fill)
+    return _of_table(16, unsigned, pieces, header, block, scale, factors, table)
 
 
-def _iq2_s(near: bool) -> Unpack:
+def _iq2_s(near: bool, unsigned: bool) -> Unpack:
     """Words: for each block, the low 8 bits of the entries of the lane's groups of 8, of rows g and g + 8 the first, then the
     second, and the signs in this order; of each row two words of the high bits of entries and two of scales; d."""
-    look, fill = _make_look("iq2_s_grid", IQ2_S_GRID, 2, near)
+    look, table = _make_look("iq2_s_grid", IQ2_S_GRID, 2, near, unsigned)
 
     @device
     def signed(low, signs, high, at, k, group):
@@ -353,16 +396,16 @@ def _iq2_s(near: bool) -> Unpack:
 
     pieces = (*_halves_of_blocks(0, 64, 128, 192), *both_rows(256), (1, 320, "row"))
     (header, scale), factors = _make_nibble_scales(18, 4), _make_factors(T.IQ2_S, 24)
-    return Unpack(16, 0, False, pieces, header, block, scale, no_sums, factors, fill)
+    return _of_table(16, unsigned, pieces, header, block, scale, factors, table)
 
 
 # --- three bits ------------------------------------------------------------------------------------------------
 
 
-def _iq3_xxs(near: bool) -> Unpack:
+def _iq3_xxs(near: bool, unsigned: bool) -> Unpack:
     """Words: for each block, the entries of the lane's four positions of a0 .. a3; of each row eight words of signs and
     scale; d."""
-    look, fill = _make_look("iq3_xxs_grid", IQ3_XXS_GRID, 1, near)
+    look, table = _make_look("iq3_xxs_grid", IQ3_XXS_GRID, 1, near, unsigned)
 
     @device
     def signed(entries, at, word, group):
@@ -387,14 +430,14 @@ def _iq3_xxs(near: bool) -> Unpack:
         return odd(w[8 + 8 * (g // 4) + 4 * r + g % 4] >> u32(28))
 
     pieces = (*vectors(0, 128), *both_rows(256), *both_rows(320), (1, 384, "row"))
-    return Unpack(32, 0, False, pieces, no_header, block, scale, no_sums, _make_factors(T.IQ3_XXS, 24), fill)
+    return _of_table(32, unsigned, pieces, no_header, block, scale, _make_factors(T.IQ3_XXS, 24), table)
 
 
-def _iq3_s(near: bool) -> Unpack:
+def _iq3_s(near: bool, unsigned: bool) -> Unpack:
     """Words: for each block, the low 8 bits of the entries of the lane's four positions of a0 .. a3; for each block, the
     signs of its groups of 8, in this order; of each row two words of the ninth bits of entries; a word of scales of each
     row; d."""
-    look, fill = _make_look("iq3_s_grid", IQ3_S_GRID, 1, near)
+    look, table = _make_look("iq3_s_grid", IQ3_S_GRID, 1, near, unsigned)
 
     @device
     def signed(entries, signs, high, at, bit):
@@ -418,22 +461,22 @@ def _iq3_s(near: bool) -> Unpack:
         return odd((w[20 + r] >> u32(4 * g)) & u32(15))
 
     pieces = (*vectors(0, 128), *_halves_of_blocks(256, 320), (4, 384, "row"), (2, 416, "row"), (1, 432, "row"))
-    return Unpack(32, 0, False, pieces, no_header, block, scale, no_sums, _make_factors(T.IQ3_S, 22), fill)
+    return _of_table(32, unsigned, pieces, no_header, block, scale, _make_factors(T.IQ3_S, 22), table)
 
 
 # --- one bit ---------------------------------------------------------------------------------------------------
 
-_BELOW = _bytes([-9, -1, 7])
-_ABOVE = _bytes([-7, 1, 9])
+_BELOW, _ABOVE = [-9, -1, 7], [-7, 1, 9]
 """8 * grid + delta for grid = -1, 0 and 1."""
 
 
-def _make_ternary(near: bool) -> tuple[DeviceFunction, DeviceFunction | None]:
+def _make_ternary(near: bool, unsigned: bool) -> tuple[DeviceFunction, Table]:
     """The device function ternary(low, high, below): four weights of the lane's half of a grid entry, which has 8 low bits
-    and 3 high ones; below: whether delta is -1.  And ``Table.fill``."""
+    and 3 high ones; below: whether delta is -1; unsigned: 128 more.  And its ``Table``."""
     packed_words, values = packed(IQ1_GRID)
     assert values == [-1, 0, 1]
-    table, minus_one, plus_one = _make_table("iq1_grid", packed_words, 2, near), _BELOW[0], _ABOVE[0]
+    table = _make_table("iq1_grid", packed_words, 2, near)
+    minus_one, plus_one = (_bytes(with_offset(own) if unsigned else own)[0] for own in (_BELOW, _ABOVE))
     words = table.words
 
     @device
@@ -442,13 +485,13 @@ def _make_ternary(near: bool) -> tuple[DeviceFunction, DeviceFunction | None]:
         values = minus_one if below & u32(1) else plus_one
         return pick_bytes(values, u32(0), words(entry, _half()))
 
-    return ternary, table.fill
+    return ternary, table
 
 
-def _iq1_s(near: bool) -> Unpack:
+def _iq1_s(near: bool, unsigned: bool) -> Unpack:
     """Words: for each block, the low 8 bits of the entries of the lane's groups of 8, of rows g and g + 8 the first, then the
     second; of each row eight half-words of high bits, scale and sign of delta; d."""
-    ternary, fill = _make_ternary(near)
+    ternary, table = _make_ternary(near, unsigned)
 
     @device
     def weights(low, at, word, shift, group):
@@ -473,14 +516,14 @@ def _iq1_s(near: bool) -> Unpack:
         return odd((w[8 + 4 * r + g // 2] >> u32(12 + 16 * (g % 2))) & u32(7))
 
     pieces = (*_halves_of_blocks(0, 64), *both_rows(128), (1, 192, "row"))
-    return Unpack(32, 0, False, pieces, no_header, block, scale, no_sums, _make_factors(T.IQ1_S, 16), fill)
+    return _of_table(32, unsigned, pieces, no_header, block, scale, _make_factors(T.IQ1_S, 16), table)
 
 
-def _iq1_m(near: bool) -> Unpack:
+def _iq1_m(near: bool, unsigned: bool) -> Unpack:
     """Words: for each block, the low 8 bits of the entries of the lane's groups of 8, of rows g and g + 8 the first, then the
     second; of each row 16 bytes, two nibbles of high bits and sign of delta each; of each row two words of 3-bit scales and,
     at the top of each half-word, a nibble of d."""
-    (ternary, fill), factor = _make_ternary(near), f32(ENTRIES[T.IQ1_M].d_scale)
+    (ternary, table), factor = _make_ternary(near, unsigned), f32(ENTRIES[T.IQ1_M].d_scale)
 
     @device
     def weights(low, at, word, shift):
@@ -519,10 +562,10 @@ def _iq1_m(near: bool) -> Unpack:
         return d(w[16], w[17]), d(w[18], w[19]), f32(0.0), f32(0.0)
 
     pieces = (*_halves_of_blocks(0, 64), *both_rows(128), (4, 192, "row"))
-    return Unpack(16, 0, False, pieces, no_header, block, scale, no_sums, factors, fill)
+    return _of_table(16, unsigned, pieces, no_header, block, scale, factors, table)
 
 
-FORMATS: dict[T, Callable[[bool], Unpack]] = {
+FORMATS: dict[T, Callable[[bool, bool], Unpack]] = {
     T.IQ2_XXS: _iq2_xxs,
     T.IQ2_XS: _iq2_xs,
     T.IQ2_S: _iq2_s,
@@ -531,4 +574,5 @@ FORMATS: dict[T, Callable[[bool], Unpack]] = {
     T.IQ1_S: _iq1_s,
     T.IQ1_M: _iq1_m,
 }
-"""What :func:`engine.cuda.products.unpack.unpack` calls for the formats of this file, with its ``near``."""
+"""What :func:`engine.cuda.products.unpack.unpack` calls for the formats of this file, with its ``near`` and
+``unsigned``."""

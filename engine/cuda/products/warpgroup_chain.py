@@ -50,7 +50,10 @@ f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
-FORMATS_OF_PLANES = ("Q4_K", "Q5_K", "Q6_K")
+FORMATS_OF_PLANES = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
 """The formats whose weights times scales are two planes of bytes here."""
 
 TARGET = (9, 0)
@@ -90,10 +93,11 @@ LARGE = TileShape(BLOCKS[-1], 2)
 @dataclass(frozen=True)
 class Areas:
     """Shared memory of a block in words: the sums of chains that have ended, unless other blocks have other chains; stages,
-    each with the activations of a unit; records, ``places`` for each warp; barriers."""
+    each with the activations of a unit; records, ``places`` for each warp, at most ``most``; barriers."""
 
     format: str
     shape: TileShape
+    most: int = 4
 
     @property
     def record(self) -> int:
@@ -133,8 +137,9 @@ class Areas:
     @cached_property
     def places(self) -> int:
         """Records of a warp: one in use, the others in flight."""
-        left = SHARED // 4 - self.records_at - 4 * self.stages
-        return max(2, min(4, left // (self.shape.warps * (self.record + 2))))
+        table = unpack(T[self.format], unsigned=True).table_bytes
+        left = (SHARED - table) // 4 - self.records_at - 4 * self.stages
+        return max(2, min(self.most, left // (self.shape.warps * (self.record + 2))))
 
     @property
     def full(self) -> int:
@@ -153,7 +158,7 @@ class Areas:
 
     @property
     def bytes(self) -> int:
-        """The size of everything."""
+        """The size of everything but tables."""
         return 4 * (self.loaded + 2 * self.places * self.shape.warps)
 
 
@@ -173,7 +178,7 @@ def takes(format: str, compute_capability: tuple[int, int], shared_memory: int) 
 class Pipeline(NamedTuple):
     """Device functions of the copies of a block.
 
-    begin(shared, thread): make the barriers; all threads call it.
+    begin(shared, thread): make the barriers, and copy the table of the format if it has one; all threads call it.
     fetch(shared, k, x): start copying a block of activations into stage k; thread 0 calls it.
     fetch_record(shared, place, records): start copying a record to a place, those of a warp being consecutive; a lane of it
         calls it.
@@ -197,7 +202,7 @@ def make_pipeline(areas: Areas) -> Pipeline:
     record, n_stage, stages, places, ahead = areas.record, areas.stage, areas.stages, areas.places, areas.ahead
     stages_at, records_at = areas.stages_at, areas.records_at
     full, empty, loaded, warps = areas.full, areas.empty, areas.loaded, areas.shape.warps
-    block_words = block_parts(areas.shape.tiles)[2]
+    block_words, fill = block_parts(areas.shape.tiles)[2], unpack(T[areas.format], unsigned=True).make_fill()
 
     @device
     def begin(shared, thread):
@@ -208,6 +213,7 @@ def make_pipeline(areas: Areas) -> Pipeline:
             for k in range(places * warps):
                 barrier_init(shared, I(loaded + 2 * k), I(1))
             barriers_ready()
+        fill()
         cuda.syncthreads()
 
     @device
@@ -263,7 +269,7 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False, single: bool 
     lane's (row g, column 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1).
     single: there are at most ``CHAINS`` units, so every chain is one; then no sums of chains are in shared memory.
     """
-    pipeline, fmt, split = make_pipeline(areas), unpack(T[areas.format], False), areas.shape.split > 1
+    pipeline, fmt, split = make_pipeline(areas), unpack(T[areas.format], unsigned=True), areas.shape.split > 1
     record, n_stage, stages, places, ahead = areas.record, areas.stage, areas.stages, areas.places, areas.ahead
     sums_apart = not split and not single
     assert not (split and single)

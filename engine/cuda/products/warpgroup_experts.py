@@ -228,9 +228,14 @@ def _make_write(tiles: int, finish: Finish) -> DeviceFunction:
     return write
 
 
+def _areas(format: str) -> Areas:
+    """The shared memory of a block: the next tile has started one record of each warp."""
+    return Areas(format, LARGE, 2)
+
+
 def shared_bytes(format: str, single: bool, finish: Finish = NOTHING) -> int:
     """Shared memory of a block."""
-    return Areas(format, LARGE).bytes
+    return _areas(format).bytes
 
 
 @kernel(
@@ -248,7 +253,7 @@ def matmul_experts_warpgroups(format: str, single: bool, finish: Finish = NOTHIN
     finish: what is done with the products: factors f0 and f1 [n_expert], biases b0 and b1 [n_expert, R].
     Grid and threads: ``geometry``, for ``end``.
     """
-    areas = Areas(format, LARGE)
+    areas = _areas(format)
     record, pipeline, n_sums = areas.record, make_pipeline(areas), 4 * BLOCK_TILES
     begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
     multiply, write = make_multiply(areas, BLOCK_TILES, True, single), _make_write(BLOCK_TILES, finish)

@@ -39,12 +39,18 @@ def _make_split(offset: int) -> DeviceFunction:
     return split
 
 
-@device
-def _scale_parts(h, r, g):
-    """s >> 3 and s & 7 of a scale s in 0 .. 63, byte g % 4 of word 4 r + g // 4 of the header; two instructions."""
-    word, k = h[4 * r + g // 4], u32(0x4440 + g % 4)
-    high, low = u32((word >> u32(3)) & u32(0x07070707)), u32(word & u32(0x07070707))
-    return pick_bytes(high, u32(0), k), pick_bytes(low, u32(0), k)
+def _make_scale_parts(bits: int) -> DeviceFunction:
+    """The device function scale_parts(h, r, g): s >> 3 and s & 7 of a scale s, the lowest ``bits`` bits of byte g % 4 of word
+    4 r + g // 4 of the header; two instructions."""
+    mask = 0x01010101 * ((1 << bits - 3) - 1)
+
+    @device
+    def scale_parts(h, r, g):
+        word, k = h[4 * r + g // 4], u32(0x4440 + g % 4)
+        high, low = u32((word >> u32(3)) & u32(mask)), u32(word & u32(0x07070707))
+        return pick_bytes(high, u32(0), k), pick_bytes(low, u32(0), k)
+
+    return scale_parts
 
 
 @device
@@ -63,7 +69,7 @@ def _make_part(fmt: Unpack) -> DeviceFunction:
     def signed_scale(h, r, g):
         return u32(signed(h, r, g))
 
-    scale = signed_scale if fmt.offset else _scale_parts
+    scale = signed_scale if fmt.offset else _make_scale_parts(4 if sixteen else 6)
 
     @device
     def part(words, h, j):

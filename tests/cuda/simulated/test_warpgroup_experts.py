@@ -55,6 +55,10 @@ def blocks(x: np.ndarray) -> np.ndarray:
             ("Q5_K", (0, 64, 65), 1, 1, 136, 3, NOTHING),
             ("Q4_K", (1, 0, 0, 0, 17, 0), 3, 9, 8, 2, Finish(False, True)),
             ("Q6_K Q6_K", (0, 0, 300, 0), 2, 1, 8, 2, Finish(True, False)),
+            # Tables in shared memory, and small records.
+            ("IQ3_S IQ3_S", (0, 65, 3), 2, 2, 72, 2, NOTHING),
+            ("IQ2_XS", (17, 0, 2), 1, 9, 24, 1, NOTHING),
+            ("IQ4_XS", (3, 0, 70), 1, 3, 72, 2, Finish(True, True)),
         ],
         2,
     ),
