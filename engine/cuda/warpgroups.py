@@ -22,6 +22,8 @@ POSITIONS = 256
 
 CORE_WORDS = 32
 """Words of a *core matrix*: 16 bytes of each of 8 columns.  The instructions read their second operand as such matrices."""
+STEP, APART = 4 * 2 * CORE_WORDS // 16, 4 * 16 * CORE_WORDS // 16
+"""Units of 16 bytes from 32 positions of activations to the next, and from 8 columns to the next."""
 
 _I32 = ir.IntType(32)
 
@@ -111,64 +113,6 @@ def _product(columns: int, signed: bool) -> str:
     return f"wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.{'s8' if signed else 'u8'}.s8"
 
 
-def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2) -> Callable[..., None]:
-    """The atom plane_products(planes, p, i, dots): dots int32 [columns / 2] = 2**shift * (high plane * x) + low plane * x.
-
-    All threads of a warpgroup call it, without a divergence within a warp.  Each of its warps multiplies 16 weight rows with
-    ``columns`` columns of x, int8, over 256 positions.
-
-    planes uint32 [64]: the lane's bytes of the high plane, ``signed`` or not, then those of the low one, which are not; in
-        each, four words for 32 positions, in the layout of ``engine.cuda.intrinsics.mma32``.
-    x: core matrices in shared memory from p[i] on, [columns / 8, 16]: matrix j of 8 columns has positions 16 j .. 16 j + 15.
-    dots: lane 4 g + t gets rows g, g, g + 8, g + 8 with columns 8 n + 2 t, 8 n + 2 t + 1, 8 n + 2 t, 8 n + 2 t + 1 in
-        dots[4 n : 4 n + 4].
-
-    The columns are ``groups`` with sums of their own, so that while those of one are shifted, the tensor cores compute the
-    others.  A product of 32 positions is a ``wgmma`` of 64 rows and the columns of a group.
-    """
-    n_dots, own, words = columns // 2, columns // groups, columns // groups // 2
-    low_word = n_dots + 64
-    products = [_product(own, signed), _product(own, False)]
-    apart = 4 * 16 * CORE_WORDS // 16  # units of 16 bytes from 8 columns to the next
-    lines = ["{ .reg .pred p; .reg .b64 x; .reg .b32 y;", "wgmma.fence.sync.aligned;"]
-
-    def issue(plane: int, group: int) -> None:
-        for j in range(8):
-            first = n_dots + 32 * plane + 4 * j
-            at = 4 * 2 * CORE_WORDS // 16 * j + group * (own // 8) * apart
-            lines.append(f"add.u32 y, ${low_word}, {at}; mov.b64 x, {{y, {apart}}};")
-            lines.append(f"setp.ne.b32 p, {int(plane > 0 or j > 0)}, 0;")
-            lines.append(f"{products[plane]} {{{_registers(words * group, words)}}}, {{{_registers(first, 4)}}}, x, p;")
-        lines.append("wgmma.commit_group.sync.aligned;")
-
-    for group in range(groups):
-        issue(0, group)
-    for group in range(groups):
-        lines.append(f"wgmma.wait_group.sync.aligned {groups - 1};")
-        lines.extend(f"shl.b32 ${k}, ${k}, {shift};" for k in range(words * group, words * (group + 1)))
-        lines.append("wgmma.fence.sync.aligned;")
-        issue(1, group)
-    lines.append("wgmma.wait_group.sync.aligned 0; }")
-    text = "\n".join(lines)
-
-    @intrinsic
-    def plane_products(typingctx, planes, p, i, dots):
-        def codegen(context, builder, sig, args):
-            given, to = (context.make_array(sig.args[k])(context, builder, args[k]).data for k in (0, 3))
-            operands = [builder.load(builder.gep(given, [ir.Constant(_I32, k)])) for k in range(64)]
-            operands.append(_descriptor(builder, args[1], args[2]))
-            function = ir.FunctionType(ir.LiteralStructType([_I32] * n_dots), [_I32] * len(operands))
-            constraints = ",".join(["=&r"] * n_dots + ["r"] * len(operands) + ["~{memory}"])
-            sums = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), operands)
-            for k in range(n_dots):
-                builder.store(builder.extract_value(sums, k), builder.gep(to, [ir.Constant(_I32, k)]))
-            return context.get_dummy_value()
-
-        return types.void(planes, p, i, dots), codegen
-
-    return plane_products
-
-
 @intrinsic
 def matrices(typingctx, p, i):
     """The core matrices in shared memory from p[i] on, for the atoms of ``make_step_products``."""
@@ -176,33 +120,35 @@ def matrices(typingctx, p, i):
 
 
 def make_step_products(
-    columns: int, signed: bool
+    columns: int, signed: bool, planes: int
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """The atoms begin_products(a, b, x, j, dots), add_products(a, b, x, j, dots) and finish_products(dots): dots int32
-    [2, columns / 2] = high plane * x, low plane * x, in steps of 32 positions, of which later ones may still be unpacked
-    while the tensor cores compute earlier ones.
+    """The atoms begin_products(words, x, j, dots), add_products(words, x, j, dots) and finish_products(dots): dots int32
+    [planes, columns / 2] = high plane * x, low plane * x, or only the first of them, in steps of 32 positions, of which later
+    ones may still be unpacked while the tensor cores compute earlier ones.
 
     begin_products is the first step, add_products each further one; what they write may be used after finish_products.  All
     threads of a warpgroup call them, without a divergence within a warp.  Each of its warps multiplies 16 weight rows with
     ``columns`` columns of x, int8, over positions 32 j .. 32 j + 31.
 
-    a, b: the lane's four words of the high plane, ``signed`` or not, and of the low one, which is not, in the layout of
-        ``engine.cuda.intrinsics.mma32``.
+    words: the lane's four words of the high plane, ``signed`` or not, then those of the low one, which is not, in the layout
+        of ``engine.cuda.intrinsics.mma32``.
     x: ``matrices``, [columns / 8, 16]: matrix k of 8 columns has positions 16 k .. 16 k + 15.
-    dots: as in ``plane_products``, twice.
+    dots: of each plane, lane 4 g + t gets rows g, g, g + 8, g + 8 with columns 8 n + 2 t, 8 n + 2 t + 1, 8 n + 2 t, 8 n + 2 t
+        + 1 in dots[4 n : 4 n + 4].
     """
-    n, words = columns, columns // 2
-    high, low = _product(columns, signed), _product(columns, False)
-    apart = 4 * 16 * CORE_WORDS // 16  # units of 16 bytes from 8 columns to the next
+    words = columns // 2
+    n, products = planes * words, [_product(columns, signed), _product(columns, False)][:planes]
     given = [ir.Constant(_I32, k) for k in range(n)]
 
     def text(at: int, first: bool) -> str:
-        """at: the number of the operand a."""
+        """at: the number of the operand of the first word."""
+        issued = (
+            f"{product} {{{_registers(words * m, words)}}}, {{{_registers(at + 4 * m, 4)}}}, x, p;"
+            for m, product in enumerate(products)
+        )
         return (
-            f"{{ .reg .pred p; .reg .b64 x; mov.b64 x, {{${at + 8}, {apart}}}; setp.ne.b32 p, {int(not first)}, 0;"
-            "wgmma.fence.sync.aligned;"
-            f"{high} {{{_registers(0, words)}}}, {{{_registers(at, 4)}}}, x, p;"
-            f"{low} {{{_registers(words, words)}}}, {{{_registers(at + 4, 4)}}}, x, p;"
+            f"{{ .reg .pred p; .reg .b64 x; mov.b64 x, {{${at + 4 * planes}, {APART}}}; setp.ne.b32 p, {int(not first)}, 0;"
+            f"wgmma.fence.sync.aligned; {''.join(issued)}"
             f"wgmma.commit_group.sync.aligned; {'' if first else 'wgmma.wait_group.sync.aligned 1;'} }}"
         )
 
@@ -228,15 +174,15 @@ def make_step_products(
 
     def make_step(first: bool) -> Callable[..., None]:
         def codegen(context, builder, sig, args):
-            planes = [builder.extract_value(args[m], k) for m in range(2) for k in range(4)]
-            step = builder.mul(args[3], ir.Constant(_I32, 4 * 2 * CORE_WORDS // 16))
-            operands = [*planes, builder.add(args[2], step)]
-            call(context, builder, sig.args[4], args[4], text(n, first), operands, first)
+            own = [builder.extract_value(args[0], k) for k in range(4 * planes)]
+            step = builder.mul(args[2], ir.Constant(_I32, STEP))
+            operands = [*own, builder.add(args[1], step)]
+            call(context, builder, sig.args[3], args[3], text(n, first), operands, first)
             return context.get_dummy_value()
 
         @intrinsic
-        def step_products(typingctx, a, b, x, j, dots):
-            return types.void(a, b, x, types.int32, dots), codegen
+        def step_products(typingctx, words, x, j, dots):
+            return types.void(words, x, types.int32, dots), codegen
 
         return step_products
 
@@ -249,6 +195,46 @@ def make_step_products(
         return types.void(dots), codegen
 
     return make_step(True), make_step(False), finish_products
+
+
+def make_low_products(columns: int, shift: int) -> Callable[..., None]:
+    """The atom low_products(low, x, dots): dots int32 [columns / 2] = 2**shift * dots + low plane * x, in place of
+    finish_products after steps of the high plane only.
+
+    low uint32 [32]: the lane's bytes of the low plane, unsigned, four words for each step; x, dots: as in
+    ``make_step_products``.
+    """
+    n, product = columns // 2, _product(columns, False)
+    lines = ["{ .reg .pred p; .reg .b64 x; .reg .b32 y; setp.ne.b32 p, 1, 0;", "wgmma.wait_group.sync.aligned 0;"]
+    lines.extend(f"shl.b32 ${k}, ${k}, {shift};" for k in range(n))
+    lines.append("wgmma.fence.sync.aligned;")
+    for j in range(8):
+        lines.append(f"add.u32 y, ${n + 32}, {STEP * j}; mov.b64 x, {{y, {APART}}};")
+        lines.append(f"{product} {{{_registers(0, n)}}}, {{{_registers(n + 4 * j, 4)}}}, x, p;")
+    lines.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }")
+    text = "\n".join(lines)
+
+    @intrinsic
+    def low_products(typingctx, low, x, dots):
+        def codegen(context, builder, sig, args):
+            given, to = (context.make_array(sig.args[k])(context, builder, args[k]).data for k in (0, 2))
+
+            def load(array: ir.Value, count: int) -> list[ir.Value]:
+                return [builder.load(builder.gep(array, [ir.Constant(_I32, k)])) for k in range(count)]
+
+            operands = [*load(given, 32), args[1], *load(to, n)]
+            function = ir.FunctionType(ir.LiteralStructType([_I32] * n), [_I32] * len(operands))
+            kinds = ["=r"] * n + ["r"] * 33 + [str(k) for k in range(n)]
+            sums = builder.call(
+                ir.InlineAsm(function, text, ",".join([*kinds, "~{memory}"]), side_effect=True), operands
+            )
+            for k in range(n):
+                builder.store(builder.extract_value(sums, k), builder.gep(to, [ir.Constant(_I32, k)]))
+            return context.get_dummy_value()
+
+        return types.void(low, x, dots), codegen
+
+    return low_products
 
 
 def make_half_products(columns: int) -> Callable[..., None]:

@@ -32,7 +32,7 @@ from numba import cuda
 from engine.cuda.intrinsics import advance, bits_float, keep4, store4, vector4
 from engine.cuda.products.quantize import BLOCKS, block_parts
 from engine.cuda.products.unpack import device, unpack
-from engine.cuda.products.warpgroup_planes import make_close, make_products
+from engine.cuda.products.warpgroup_planes import ONE_PLANE, make_close, make_products
 from engine.cuda.products.wide_chain import SHARED_LOADS, make_end, make_minimums
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.cuda.warpgroups import (
@@ -278,7 +278,7 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False, single: bool 
     full, empty, loaded = areas.full, areas.empty, areas.loaded
     scales_at, sums_at, block_words = block_parts(areas.shape.tiles)
     load, header, factors, mins, n_words = fmt.make_load(SHARED_LOADS), fmt.header, fmt.factors, fmt.mins, fmt.words
-    products, minimums = make_products(fmt, 8 * tiles), make_minimums(fmt)
+    products, minimums = make_products(fmt, 8 * tiles, areas.format in ONE_PLANE), make_minimums(fmt)
     close, end, keep = make_close(mins, single, tiles), make_end(tiles, apart), _make_keep(tiles)
     half_products = make_half_products(8 * tiles)
     fetch, fetch_record = pipeline.fetch, pipeline.fetch_record

@@ -1,7 +1,11 @@
-"""Integer sums of products by warpgroups: weights times their scales as two planes of bytes, 2**shift * high + low.
+"""Integer sums of products by warpgroups: weights times their scales as one or two planes of bytes, 2**shift * high + low.
 
-A product q * s needs more than 8 bits.  The tensor cores multiply both planes by the activations, and the sums of the high
-plane are shifted.  Everything here is of integers, exact in any order, but for the floating-point part of a unit, ``close``.
+A product q * s usually needs more than 8 bits.  The tensor cores multiply both planes by the activations, and the sums of the
+high plane are shifted.  Everything here is of integers, exact in any order, but for the floating-point part of a unit,
+``close``.
+
+    for 32 positions at a time: unpack their weights, start the products of the high plane, or of both
+    where a block has more than 32 columns: shift the sums, start the products of the low plane
 """
 
 import numpy as np
@@ -10,14 +14,18 @@ from numba import cuda
 from engine.cuda.intrinsics import advance, bits_float, fma, pick_bytes, vector2
 from engine.cuda.products.unpack import Unpack, device
 from engine.cuda.runtime.kinds import DeviceFunction
-from engine.cuda.warpgroups import barrier_wait, make_plane_products, make_step_products, matrices
+from engine.cuda.warpgroups import barrier_wait, make_low_products, make_step_products, matrices
 
 f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
-MOST_STEPPED = 32
-"""The most columns of a block that are multiplied in steps of 32 positions: more sums do not fit twice into registers."""
+MOST_TOGETHER = 32
+"""The most columns of a block that have products of both planes at the same time: more sums do not fit twice into
+registers."""
+
+ONE_PLANE = ("Q2_K", "Q3_K")
+"""Formats whose products fit one plane: at most 3 * 15 in Q2_K, and -124 to 128 in Q3_K, whose negatives are int8."""
 
 
 def _shift(fmt: Unpack) -> int:
@@ -39,18 +47,12 @@ def _make_split(offset: int) -> DeviceFunction:
     return split
 
 
-def _make_scale_parts(bits: int) -> DeviceFunction:
-    """The device function scale_parts(h, r, g): s >> 3 and s & 7 of a scale s, the lowest ``bits`` bits of byte g % 4 of word
-    4 r + g // 4 of the header; two instructions."""
-    mask = 0x01010101 * ((1 << bits - 3) - 1)
-
-    @device
-    def scale_parts(h, r, g):
-        word, k = h[4 * r + g // 4], u32(0x4440 + g % 4)
-        high, low = u32((word >> u32(3)) & u32(mask)), u32(word & u32(0x07070707))
-        return pick_bytes(high, u32(0), k), pick_bytes(low, u32(0), k)
-
-    return scale_parts
+@device
+def _scale_parts(h, r, g):
+    """s >> 3 and s & 7 of a scale s in 0 .. 63, byte g % 4 of word 4 r + g // 4 of the header; two instructions."""
+    word, k = h[4 * r + g // 4], u32(0x4440 + g % 4)
+    high, low = u32((word >> u32(3)) & u32(0x07070707)), u32(word & u32(0x07070707))
+    return pick_bytes(high, u32(0), k), pick_bytes(low, u32(0), k)
 
 
 @device
@@ -59,17 +61,43 @@ def _split_scale(q, s):
     return u32(q * s[0]), u32(q * s[1])
 
 
-def _make_part(fmt: Unpack) -> DeviceFunction:
-    """The device function part(words, header, j): the lane's four words of the high plane and of the low one, for positions
-    32 j .. 32 j + 31 of a record."""
-    block, signed, sixteen = fmt.block, fmt.scale, fmt.group == 16
-    split = _make_split(fmt.offset) if fmt.offset else _split_scale
+def _make_negative(offset: int) -> DeviceFunction:
+    """The device function negative(q, s): the bytes of four products (offset - q) * s, which are in -128 .. 127."""
 
     @device
-    def signed_scale(h, r, g):
-        return u32(signed(h, r, g))
+    def negative(q, s):
+        even, odd = u32(q & u32(0x00FF00FF)), pick_bytes(q, u32(0), u32(0x4341))
+        # The higher of two products borrows only from this bit of the lower one.
+        bias = u32(u32(0x00008000) + u32(u32(offset * 0x00010001) * s))
+        return pick_bytes(u32(bias - even * s), u32(bias - odd * s), u32(0x6240))
 
-    scale = signed_scale if fmt.offset else _make_scale_parts(4 if sixteen else 6)
+    return negative
+
+
+@device
+def _times(q, s):
+    """The bytes of four products q * s."""
+    return u32(q * s)
+
+
+def _make_unsigned_scale(fmt: Unpack) -> DeviceFunction:
+    """``Unpack.scale`` as uint32, modulo 2**32."""
+    of = fmt.scale
+
+    @device
+    def scale(h, r, g):
+        return u32(of(h, r, g))
+
+    return scale
+
+
+def _make_part(fmt: Unpack, one_plane: bool) -> DeviceFunction:
+    """The device function part(words, header, j): the lane's four words of the high plane, then those of the low one, or of
+    the only plane, for positions 32 j .. 32 j + 31 of a record."""
+    block, sixteen = fmt.block, fmt.group == 16
+    scale = _make_unsigned_scale(fmt) if fmt.offset or one_plane else _scale_parts
+    split = _make_split(fmt.offset) if fmt.offset else _split_scale
+    product = _make_negative(fmt.offset) if fmt.offset else _times
 
     @device
     def part(words, h, j):
@@ -79,67 +107,72 @@ def _make_part(fmt: Unpack) -> DeviceFunction:
         a1, b1 = split(q[1], scale(h, 1, first))
         a2, b2 = split(q[2], scale(h, 0, second))
         a3, b3 = split(q[3], scale(h, 1, second))
-        return (a0, a1, a2, a3), (b0, b1, b2, b3)
+        return a0, a1, a2, a3, b0, b1, b2, b3
 
-    return part
+    @device
+    def part_of_one(words, h, j):
+        q = block(words, j)
+        first, second = (I(2 * j), I(2 * j + 1)) if sixteen else (I(j), I(j))
+        return (
+            product(q[0], scale(h, 0, first)),
+            product(q[1], scale(h, 1, first)),
+            product(q[2], scale(h, 0, second)),
+            product(q[3], scale(h, 1, second)),
+        )
+
+    return part_of_one if one_plane else part
 
 
-def make_products(fmt: Unpack, columns: int) -> DeviceFunction:
+def make_products(fmt: Unpack, columns: int, one_plane: bool) -> DeviceFunction:
     """The device function products(words, header, shared, x, full, parity, dots): the integer sums of a record times a stage
     of activations at shared[x], which is there when the barrier ``full`` ends a phase of this parity."""
-    part, shift, signed, n_dots, n_both = _make_part(fmt), _shift(fmt), fmt.offset > 0, columns // 2, columns
-    if columns > MOST_STEPPED:
-        plane_products = make_plane_products(columns, shift, signed, 2 if columns > 64 else 1)
+    part, shift, negative, n_dots = _make_part(fmt, one_plane), _shift(fmt), one_plane and fmt.offset > 0, columns // 2
+    together = columns <= MOST_TOGETHER and not one_plane
+    low_later = not together and not one_plane
+    planes = 2 if together else 1
+    n_sums, n_words = planes * n_dots, 4 * planes
+    begin_products, add_products, finish_products = make_step_products(columns, fmt.offset > 0, planes)
+    low_products = make_low_products(columns, shift)
 
-        @device
-        def unpack_part(words, h, j, planes):
-            a, b = part(words, h, j)
+    @device
+    def unpack_part(words, h, j, low):
+        own = part(words, h, j)
+        if low_later:
             for k in range(4):
-                planes[4 * j + k], planes[32 + 4 * j + k] = a[k], b[k]
-
-        @device
-        def products(words, h, shared, x, full, parity, dots):
-            planes = cuda.local.array(64, np.uint32)
-            unpack_part(words, h, 0, planes)
-            unpack_part(words, h, 1, planes)
-            unpack_part(words, h, 2, planes)
-            unpack_part(words, h, 3, planes)
-            unpack_part(words, h, 4, planes)
-            unpack_part(words, h, 5, planes)
-            unpack_part(words, h, 6, planes)
-            unpack_part(words, h, 7, planes)
-            barrier_wait(shared, full, parity)
-            cuda.syncwarp()
-            plane_products(planes, shared, x, dots)
-
-        return products
-    begin_products, add_products, finish_products = make_step_products(columns, signed)
+                low[4 * j + k] = own[4 + k]
+        return own[:n_words]
 
     @device
-    def add(words, h, j, x, both):
-        a, b = part(words, h, j)
-        add_products(a, b, x, I(j), both)
+    def add(words, h, j, x, low, sums):
+        add_products(unpack_part(words, h, j, low), x, I(j), sums)
 
     @device
-    def products_in_steps(words, h, shared, x, full, parity, dots):
-        both = cuda.local.array(n_both, np.int32)
+    def products(words, h, shared, x, full, parity, dots):
+        low = cuda.local.array(32, np.uint32)
+        sums = cuda.local.array(n_sums, np.int32)
         x = matrices(shared, x)
-        a, b = part(words, h, 0)
+        own = unpack_part(words, h, 0, low)
         barrier_wait(shared, full, parity)
         cuda.syncwarp()
-        begin_products(a, b, x, I(0), both)
-        add(words, h, 1, x, both)
-        add(words, h, 2, x, both)
-        add(words, h, 3, x, both)
-        add(words, h, 4, x, both)
-        add(words, h, 5, x, both)
-        add(words, h, 6, x, both)
-        add(words, h, 7, x, both)
-        finish_products(both)
+        begin_products(own, x, I(0), sums)
+        add(words, h, 1, x, low, sums)
+        add(words, h, 2, x, low, sums)
+        add(words, h, 3, x, low, sums)
+        add(words, h, 4, x, low, sums)
+        add(words, h, 5, x, low, sums)
+        add(words, h, 6, x, low, sums)
+        add(words, h, 7, x, low, sums)
+        if low_later:
+            low_products(low, x, sums)
+        else:
+            finish_products(sums)
         for k in range(n_dots):
-            dots[k] = I(I(both[k] << shift) + both[n_dots + k])
+            if together:
+                dots[k] = I(I(sums[k] << shift) + sums[n_dots + k])
+            else:
+                dots[k] = I(-sums[k]) if negative else sums[k]
 
-    return products_in_steps
+    return products
 
 
 def make_close(mins: bool, single: bool, n: int) -> DeviceFunction:

@@ -22,7 +22,7 @@ __all__ = [
     "barriers_ready",
     "bulk_copy",
     "make_half_products",
-    "make_plane_products",
+    "make_low_products",
     "make_step_products",
     "matrices",
 ]
@@ -130,35 +130,15 @@ def _bytes(plane: np.ndarray, signed: bool) -> np.ndarray:
     return plane.view(np.int8 if signed else np.uint8).astype(np.int64)
 
 
-def make_plane_products(columns: int, shift: int, signed: bool, groups: int = 2) -> Callable[..., None]:
-    """Two planes of bytes times columns of int8 over 256 positions."""
-
-    def law(given: list[Any]) -> list[np.ndarray]:
-        p, i = given[0][1]
-        at = p._place(i, columns * 64)
-        x = p.array[at : at + columns * 64].view(np.int8).reshape(columns // 8, 16, 8, 16)
-        x = x.transpose(0, 2, 1, 3).reshape(columns, 256).astype(np.int64)
-        # g, t, plane, 32 positions, 16 of them, row g or g + 8, byte
-        a = np.ascontiguousarray(_rows([planes for planes, _ in given], 64)).view(np.uint8)
-        a = a.reshape(8, 4, 2, 8, 2, 2, 4).transpose(2, 5, 0, 3, 4, 1, 6).reshape(2, 16, 256)
-        high, low = _bytes(a[0], signed), _bytes(a[1], False)
-        return _fragments((((high @ x.T) << shift) + low @ x.T).astype(np.int32))
-
-    def plane_products(planes: np.ndarray, p: Pointer, i: Register, dots: np.ndarray) -> None:
-        dots[:] = _meet("plane_products", (planes.copy(), (p, i)), law)
-
-    return plane_products
-
-
 def matrices(p: Pointer, i: Register) -> tuple[Pointer, int]:
     """Core matrices: where they begin."""
     return p, int(i)
 
 
 def make_step_products(
-    columns: int, signed: bool
+    columns: int, signed: bool, planes: int
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """Two planes of bytes times columns of int8, 32 positions at a time."""
+    """One or two planes of bytes times columns of int8, 32 positions at a time."""
 
     def law(given: list[Any]) -> list[np.ndarray]:
         (p, i), j = given[0][1:]
@@ -166,22 +146,40 @@ def make_step_products(
         x = p.array[at : at + columns * 64].view(np.int8).reshape(columns // 8, 8, 2, 8, 16)[:, int(j)]
         x = x.transpose(0, 2, 1, 3).reshape(columns, 32).astype(np.int64)
         # g, t, plane, 16 positions, row g or g + 8, byte
-        a = np.ascontiguousarray(_rows([planes for planes, *_ in given], 8)).view(np.uint8)
-        a = a.reshape(8, 4, 2, 2, 2, 4).transpose(2, 4, 0, 3, 1, 5).reshape(2, 16, 32)
-        planes = _bytes(a[0], signed), _bytes(a[1], False)
-        high, low = (_fragments((plane @ x.T).astype(np.int32)) for plane in planes)
-        return [np.concatenate(both) for both in zip(high, low, strict=True)]
+        a = np.ascontiguousarray(_rows([words for words, *_ in given], 4 * planes)).view(np.uint8)
+        a = a.reshape(8, 4, planes, 2, 2, 4).transpose(2, 4, 0, 3, 1, 5).reshape(planes, 16, 32)
+        found = (_fragments((_bytes(a[k], signed and k == 0) @ x.T).astype(np.int32)) for k in range(planes))
+        return [np.concatenate(own) for own in zip(*found, strict=True)]
 
-    def add_products(a: Any, b: Any, x: tuple[Pointer, int], j: Register, dots: np.ndarray) -> None:
-        dots += _meet("add_products", ((*a, *b), x, j), law)
+    def add_products(words: Any, x: tuple[Pointer, int], j: Register, dots: np.ndarray) -> None:
+        dots += _meet("add_products", (words, x, j), law)
 
-    def begin_products(a: Any, b: Any, x: tuple[Pointer, int], j: Register, dots: np.ndarray) -> None:
-        dots[:] = _meet("begin_products", ((*a, *b), x, j), law)
+    def begin_products(words: Any, x: tuple[Pointer, int], j: Register, dots: np.ndarray) -> None:
+        dots[:] = _meet("begin_products", (words, x, j), law)
 
     def finish_products(dots: np.ndarray) -> None:
         _meet("finish_products", None, lambda given: given)
 
     return begin_products, add_products, finish_products
+
+
+def make_low_products(columns: int, shift: int) -> Callable[..., None]:
+    """The sums of the high plane, shifted, and the low plane times columns of int8 over 256 positions."""
+
+    def law(given: list[Any]) -> list[np.ndarray]:
+        p, i = given[0][1]
+        at = p._place(i, columns * 64)
+        x = p.array[at : at + columns * 64].view(np.int8).reshape(columns // 8, 16, 8, 16)
+        x = x.transpose(0, 2, 1, 3).reshape(columns, 256).astype(np.int64)
+        # g, t, 32 positions, 16 of them, row g or g + 8, byte
+        a = np.ascontiguousarray(_rows([low for low, _ in given], 32)).view(np.uint8)
+        a = a.reshape(8, 4, 8, 2, 2, 4).transpose(4, 0, 2, 3, 1, 5).reshape(16, 256)
+        return _fragments((_bytes(a, False) @ x.T).astype(np.int32))
+
+    def low_products(low: np.ndarray, x: tuple[Pointer, int], dots: np.ndarray) -> None:
+        dots[:] = (dots << shift) + _meet("low_products", (low.copy(), x), law)
+
+    return low_products
 
 
 def make_half_products(columns: int) -> Callable[..., None]:

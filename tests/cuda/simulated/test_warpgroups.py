@@ -24,7 +24,7 @@ from engine.cuda.warpgroups import (
     barriers_ready,
     bulk_copy,
     make_half_products,
-    make_plane_products,
+    make_low_products,
     make_step_products,
     matrices,
 )
@@ -85,15 +85,58 @@ def test_every_atom_has_a_law() -> None:
     assert [name for name, value in vars(warpgroups).items() if isinstance(value, _Intrinsic)] == []
 
 
-@pytest.mark.parametrize(("shift", "signed"), [(3, False), (8, True)])
-def test_products_of_planes(shift: int, signed: bool) -> None:
-    products = make_plane_products(COLUMNS, shift, signed)
+def random_planes(signed: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A high plane, a low one, and columns."""
+    rng = np.random.default_rng(0)
+    high = rng.integers(*((-128, 128) if signed else (0, 256)), (16, 256)).astype(np.int8 if signed else np.uint8)
+    return (
+        high,
+        rng.integers(0, 256, (16, 256)).astype(np.uint8),
+        rng.integers(-127, 128, (COLUMNS, 256)).astype(np.int8),
+    )
 
-    def kernel(planes, x, out):
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("planes", [1, 2])
+def test_products_in_steps(signed: bool, planes: int) -> None:
+    begin, add, finish = make_step_products(COLUMNS, signed, planes)
+    n = planes * COLUMNS // 2
+
+    def kernel(given, x, out):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, 128))
         lane = I(cuda.threadIdx.x)
-        own, dots = cuda.local.array(64, np.uint32), cuda.local.array(COLUMNS // 2, np.int32)
+        dots = cuda.local.array(n, np.int32)
+        wait_for_inputs()
+        for k in range(lane, 64 * COLUMNS, 32):
+            shared[k] = x[k]
+        cuda.syncthreads()
+        own, place = advance(given, I(32 * planes * lane)), matrices(shared, I(0))
+        for j in range(8):
+            words = tuple(own[32 * m + 4 * j + k] for m in range(planes) for k in range(4))
+            (add if j > 0 else begin)(words, place, I(j), dots)
+        finish(dots)
+        for k in range(n):
+            out[lane * n + k] = dots[k]
+
+    high, low, x = random_planes(signed)
+    out = np.zeros((32, n), np.int32)
+    words = np.concatenate([fragments(plane) for plane in (high, low)[:planes]], axis=1)
+    launch(kernel, (U32P, U32P, I32P), [words, core_matrices(x), out])
+    for found, plane in zip(np.split(out, planes, axis=1), (high, low), strict=False):
+        assert np.array_equal(results(found), plane.astype(np.int64) @ x.astype(np.int64).T)
+
+
+@pytest.mark.parametrize(("shift", "signed"), [(3, False), (8, True)])
+def test_products_of_the_low_plane(shift: int, signed: bool) -> None:
+    begin, add, _ = make_step_products(COLUMNS, signed, 1)
+    low_products = make_low_products(COLUMNS, shift)
+
+    def kernel(given, x, out):
+        let_next_begin()
+        shared = pointer(cuda.shared.array(0, np.uint32, 128))
+        lane = I(cuda.threadIdx.x)
+        own, dots = cuda.local.array(32, np.uint32), cuda.local.array(COLUMNS // 2, np.int32)
         if lane == 0:
             barrier_init(shared, I(BARRIER_AT), I(1))
             barriers_ready()
@@ -102,53 +145,23 @@ def test_products_of_planes(shift: int, signed: bool) -> None:
         if lane == 0:
             barrier_expect(shared, I(BARRIER_AT), I(256 * COLUMNS))
             bulk_copy(shared, I(0), x, I(256 * COLUMNS), shared, I(BARRIER_AT))
-        for k in range(64):
-            own[k] = planes[64 * lane + k]
+        given, place = advance(given, I(64 * lane)), matrices(shared, I(0))
+        for k in range(32):
+            own[k] = given[32 + k]
         barrier_wait(shared, I(BARRIER_AT), I(0))
-        products(own, shared, I(0), dots)
+        for j in range(8):
+            (add if j > 0 else begin)(tuple(given[4 * j + k] for k in range(4)), place, I(j), dots)
+        low_products(own, place, dots)
         for k in range(COLUMNS // 2):
             out[lane * (COLUMNS // 2) + k] = dots[k]
 
-    rng = np.random.default_rng(0)
-    first = rng.integers(*((-128, 128) if signed else (0, 256)), (16, 256)).astype(np.int8 if signed else np.uint8)
-    planes = first, rng.integers(0, 256, (16, 256)).astype(np.uint8)
-    x = rng.integers(-127, 128, (COLUMNS, 256)).astype(np.int8)
+    high, low, x = random_planes(signed)
     out = np.zeros((32, COLUMNS // 2), np.int32)
-    words = np.concatenate([fragments(plane) for plane in planes], axis=1)
-    launch(kernel, (U32P, U32P, I32P), [words, core_matrices(x), out])
-    top, rest = (plane.astype(np.int64) @ x.astype(np.int64).T for plane in planes)
+    launch(
+        kernel, (U32P, U32P, I32P), [np.concatenate([fragments(high), fragments(low)], axis=1), core_matrices(x), out]
+    )
+    top, rest = (plane.astype(np.int64) @ x.astype(np.int64).T for plane in (high, low))
     assert np.array_equal(results(out), (top << shift) + rest)
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_products_in_steps(signed: bool) -> None:
-    begin, add, finish = make_step_products(COLUMNS, signed)
-
-    def kernel(planes, x, out):
-        let_next_begin()
-        shared = pointer(cuda.shared.array(0, np.uint32, 128))
-        lane = I(cuda.threadIdx.x)
-        dots = cuda.local.array(COLUMNS, np.int32)
-        wait_for_inputs()
-        for k in range(lane, 64 * COLUMNS, 32):
-            shared[k] = x[k]
-        cuda.syncthreads()
-        own, place = advance(planes, I(64 * lane)), matrices(shared, I(0))
-        for j in range(8):
-            a, b = tuple(own[4 * j + k] for k in range(4)), tuple(own[32 + 4 * j + k] for k in range(4))
-            (add if j > 0 else begin)(a, b, place, I(j), dots)
-        finish(dots)
-        for k in range(COLUMNS):
-            out[lane * COLUMNS + k] = dots[k]
-
-    rng = np.random.default_rng(0)
-    high = rng.integers(*((-128, 128) if signed else (0, 256)), (16, 256)).astype(np.int8 if signed else np.uint8)
-    low, x = rng.integers(0, 256, (16, 256)).astype(np.uint8), rng.integers(-127, 128, (COLUMNS, 256)).astype(np.int8)
-    out = np.zeros((32, COLUMNS), np.int32)
-    words = np.concatenate([fragments(high), fragments(low)], axis=1)
-    launch(kernel, (U32P, U32P, I32P), [words, core_matrices(x), out])
-    for found, plane in zip(np.split(out, 2, axis=1), (high, low), strict=True):
-        assert np.array_equal(results(found), plane.astype(np.int64) @ x.astype(np.int64).T)
 
 
 def test_products_of_halves() -> None:
