@@ -386,7 +386,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True), ("BF16", 4, True, Finish(True, True))],
     "quantize_pairs": [("plain", 8), ("swiglu", 1), ("xielu", 1)],
-    "matmul_experts_warpgroups": [("Q4_K", True), ("Q6_K", True), ("Q5_K", False, Finish(True, True))],
+    "matmul_experts_warpgroups": [
+        *(("Q4_K", True), ("Q6_K", True), ("Q5_K", False, Finish(True, True))),
+        *(("IQ3_S", True), ("Q2_K", False)),
+    ],
     "matmul_experts_streamed": [
         *(("Q4_K", 8, 4, 8), ("Q6_K", 1, 4, 3), ("Q5_K", 8, 2, 16, True, Finish(True, True))),
         *(("MXFP4", 4, 2, 90, False, Finish(False, True)), ("NVFP4", 1, 4, 20), ("IQ2_XS", 1, 4, 3)),
@@ -440,6 +443,12 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("Q5_K", 4, 4, False),
         ("Q4_K", 12, 2, False),
         ("Q6_K", 12, 2, True),
+        ("IQ4_XS", 16, 2, False),
+        ("IQ3_S", 16, 2, False),
+        ("IQ2_S", 4, 4, True),
+        ("Q2_K", 16, 2, False),
+        ("Q3_K", 8, 3, True),
+        ("IQ1_M", 12, 2, False),
     ],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [(), (4,)],
@@ -603,6 +612,7 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     report, code = assembled(ptx, target)
     if not report:
         pytest.skip("the assembler accepts the kernel, but this version reports no registers for it")
+    assert "serialized" not in report, "products of warpgroups wait for each other"
     spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report)
     assert spilled, report
     frame, stores = map(int, spilled.groups())

@@ -41,6 +41,9 @@ LARGE = 227 << 10
             # Two stages, and a tile of weight rows that is not full.
             ("Q4_K", 17, 2, 21, False),
             ("Q6_K", 17, 1, 16, True),
+            # Warpgroups: one plane, and a table in shared memory.
+            ("Q3_K", 17, 1, 16, True),
+            ("IQ3_XXS", 17, 1, 5, True),
             # Fewer units than a stage has; one more than it has, which is also the last chain.
             ("Q8_0", 17, 9, 24, True),
             ("Q4_1", 17, 3, 5, True),
@@ -64,7 +67,7 @@ LARGE = 227 << 10
             ("Q4_K", 130, 1, 5, True),
             ("Q6_K", 17, 1, 130, True),
         ],
-        5,
+        7,
     ),
 )
 def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large: bool) -> None:
