@@ -1,7 +1,7 @@
 """The work of a block of warpgroups on a tile of a product: 64 weight rows for each warpgroup times up to 128 columns.
 
-The tensor cores multiply weights that already contain the scales of their sub-blocks, q * s.  These need more than 8 bits, so
-they are two planes of bytes, 2**shift * high + low, and no sum has to be multiplied by a scale:
+The tensor cores multiply weights that already contain the scales of their sub-blocks, q * s.  These usually need more than 8
+bits, so they are two planes of bytes, 2**shift * high + low, and no sum has to be multiplied by a scale:
 
     a block, for each unit u of its rows:
         thread 0: wait until all warps have released the stage of a later unit, start copying the activations of that unit
@@ -54,7 +54,7 @@ FORMATS_OF_PLANES = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
 )
-"""The formats whose weights times scales are two planes of bytes here."""
+"""The formats whose weights times scales are one or two planes of bytes here."""
 
 TARGET = (9, 0)
 """The compute capability that has these products."""
