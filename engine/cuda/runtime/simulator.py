@@ -20,14 +20,16 @@ not clear them.
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from numba import cuda, njit, types
 from numba.core.dispatcher import Dispatcher
 from numba.cuda.core import config
@@ -105,9 +107,12 @@ class Pointer:
     of the kernel itself, such as a shared array.
     """
 
+    __slots__ = ("_words", "array", "name", "offset")
+
     def __init__(self, array: np.ndarray, offset: int = 0, name: str = "") -> None:
         self.array = array if array.ndim == 1 else array.reshape(-1)
         self.offset, self.name = offset, name
+        self._words: np.ndarray | None = None
 
     def _place(self, i: Register, n: int = 1) -> int:
         at = self.offset + int(i)
@@ -123,26 +128,39 @@ class Pointer:
         return self.array[at]
 
     def __setitem__(self, i: Register, value: Register) -> None:
-        lane = getcurrent()
-        if self.name and isinstance(lane, Lane) and not lane.inputs_ready and _launch.strict:
-            raise RuntimeError(f"{self.name}: element {self.offset + int(i)} is written before wait_for_inputs()")
-        self.array[self._place(i)] = np.asarray(value).astype(self.array.dtype)
+        if self.name:
+            lane: Any = getcurrent()
+            if type(lane) is Lane and not lane.inputs_ready and _launch.strict:
+                raise RuntimeError(f"{self.name}: element {self.offset + int(i)} is written before wait_for_inputs()")
+        array = self.array
+        if type(value) is not array.dtype.type:
+            value = np.asarray(value).astype(array.dtype)
+        array[self._place(i)] = value
 
     def words(self, i: Register, n: int) -> tuple[Register, ...]:
         """n words of 4 bytes from element i on, whose offset must be a multiple of 4 n bytes.  Raises ValueError if it is
         not."""
-        size = self.array.dtype.itemsize
-        start = (self.offset + int(i)) * size
-        if start % (4 * n):
-            raise ValueError(f"{self.name or 'pointer'}: a load of {4 * n} bytes at byte {start} is not aligned")
-        count = max(1, 4 * n // size)
-        at = self._place(i, count)
-        return tuple(self.array[at : at + count].view(np.uint32)[:n])
+        array, at = self.array, self.offset + int(i)
+        size = array.itemsize
+        if at * size % (4 * n):
+            raise ValueError(f"{self.name or 'pointer'}: a load of {4 * n} bytes at byte {at * size} is not aligned")
+        if size != 4:
+            count = max(1, 4 * n // size)
+            self._place(i, count)
+            return tuple(array[at : at + count].view(np.uint32)[:n])
+        if at < 0 or at + n > array.size:
+            self._place(i, n)
+        if self._words is None:
+            self._words = array.view(np.uint32)
+        words = self._words
+        return tuple([words[k] for k in range(at, at + n)])
 
 
 def advance(p: Pointer, i: Register) -> Pointer:
     """The pointer to ``p[i]``, which may lie outside the array as long as nothing is read there."""
-    return Pointer(p.array, p.offset + int(i), p.name)
+    moved = Pointer(p.array, p.offset + int(i), p.name)
+    moved._words = p._words
+    return moved
 
 
 def settled(x: Register) -> Register:
@@ -194,9 +212,7 @@ def prefetch(p: Pointer, i: Register, n_bytes: Register) -> None:
 
 def store4(p: Pointer, i: Register, a: Register, b: Register, c: Register, d: Register) -> None:
     """Store four float32 at once."""
-    p.words(i, 4)
-    for k, x in enumerate((a, b, c, d)):
-        p[int(i) + k] = np.float32(x)
+    keep4(p, i, *map(np.float32, (a, b, c, d)))
 
 
 # --- integers --------------------------------------------------------------------------------------------------
@@ -208,8 +224,9 @@ vector2, vector4 = load2, load4
 def keep4(p: Pointer, i: Register, a: Register, b: Register, c: Register, d: Register) -> None:
     """Store four 32-bit numbers at once."""
     p.words(i, 4)  # aligned, and inside the array
+    kind = p.array.dtype.type
     for k, x in enumerate((a, b, c, d)):
-        p[i + k] = np.array([x]).view(p.array.dtype)[0]
+        p[i + k] = x if type(x) is kind else np.array([x]).view(kind)[0]
 
 
 def copy4(to: Pointer, i: Register, p: Pointer, j: Register, there: Register) -> None:
@@ -283,10 +300,6 @@ class DivergenceError(RuntimeError):
     """Threads wait for others that will not arrive."""
 
 
-class _Cancelled(BaseException):
-    """Ends the other threads when one has failed."""
-
-
 @dataclass
 class LaunchOptions:
     """How blocks are run: ``seed`` shuffles the order of threads; ``strict`` checks the use of ``wait_for_inputs``."""
@@ -299,45 +312,49 @@ _launch = LaunchOptions()
 
 
 class Lane(greenlet):
-    """A thread of a block, with its own stack.  It runs from :meth:`resume` until it waits or ends; then the block continues.
-    Switching between greenlets is a hundred times as fast as switching between system threads."""
+    """A thread of the blocks of a launch, with its own stack.  It runs until it waits or ends; then the one ``following``
+    continues, and after the last one the block.
 
-    def __init__(
-        self, block: "SimulatedBlock", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]
-    ):
-        super().__init__(parent=getcurrent())
-        self.block, self.body = block, body
-        self.blockIdx, self.threadIdx = simulator.Dim3(*grid_point), simulator.Dim3(*point)
-        self.place = ""  # where it waits: "" while it runs, "end" when it has ended
-        self.given: Register = None
+    Switching between greenlets is a hundred times as fast as switching between system threads.  To begin and to end one takes
+    as long as many switches, so it runs threads of many blocks, one after another.
+    """
+
+    __slots__ = ("block", "blockIdx", "following", "given", "inputs_ready", "law", "place", "result", "threadIdx")
+
+    def __init__(self) -> None:
+        super().__init__()
         self.law: Law | None = None
-        self.result: Register = None
-        self.inputs_ready = False
-
-    def resume(self) -> None:
-        self.place = ""
+        # A greenlet that another one started would begin on top of its stack.
         self.switch()
 
-    def wait(self, place: str, given: Register = None, law: Law | None = None) -> Register:
-        """Yield until the others have reached ``place``; returns this thread's result of ``law``."""
-        self.place, self.given, self.law = place, given, law
-        self.parent.switch()
-        return self.result
+    def begin(self, block: Any, block_index: Any) -> None:
+        """Be a thread of a ``SimulatedBlock``."""
+        self.block, self.blockIdx = block, block_index
+        self.place = ""  # where it waits, "end" when it has ended
+        self.inputs_ready = False
+
+    def wait(self, place: str, given: Register = None) -> None:
+        """Let the others run until they have reached ``place``."""
+        self.place, self.given = place, given
+        self.following.switch()
 
     def run(self) -> None:
-        try:
-            # Integers wrap and floats overflow silently, as on a GPU.
-            with np.errstate(all="ignore"):
-                self.body()
-            if _launch.strict and not self.inputs_ready:
-                raise RuntimeError("a thread ended without wait_for_inputs()")
-        except _Cancelled:
-            pass
-        except BaseException as error:
-            error.add_note(f"in thread {tuple(self.threadIdx)} of block {tuple(self.blockIdx)}")
-            self.block.error = error
-        finally:
-            self.place = "end"
+        # Integers wrap and floats overflow silently, as on a GPU.
+        with np.errstate(all="ignore"):
+            self.parent.switch()
+            while True:
+                try:
+                    self.block.body()
+                    if _launch.strict and not self.inputs_ready:
+                        raise RuntimeError("a thread ended without wait_for_inputs()")
+                except GreenletExit:
+                    raise
+                except BaseException as error:
+                    error.add_note(f"in thread {tuple(self.threadIdx)} of block {tuple(self.blockIdx)}")
+                    self.block.error = error
+                    self.following = self.parent
+                self.place = "end"
+                self.following.switch()
 
 
 class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
@@ -346,41 +363,51 @@ class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
     def run(self, grid_point: tuple[int, ...], *args: Register) -> None:
         self.error: BaseException | None = None
         self.barriers: dict[int, Any] = {}
-        simulator._get_kernel_context().shared._allocations.clear()
-        nx, ny, nz = self._block_dim
-        points = [(x, y, z) for z in range(nz) for y in range(ny) for x in range(nx)]
-        lanes = [Lane(self, lambda: self._f(*args), grid_point, point) for point in points]
+        self.body = partial(self._f, *args)
+        context = simulator._get_kernel_context()
+        context.shared._allocations.clear()
+        try:
+            self._run(context.lanes(self._block_dim), grid_point)
+        except BaseException:
+            context.end(failed=True)
+            raise
+        if all(k + 1 == n for k, n in zip(grid_point, self._grid_dim, strict=True)):
+            context.end(failed=False)
+
+    def _run(self, lanes: list[Lane], grid_point: tuple[int, ...]) -> None:
+        warps = [lanes[first : first + WARP] for first in range(0, len(lanes), WARP)]
+        place = simulator.Dim3(*grid_point)
+        for lane in lanes:
+            lane.begin(self, place)
         rng = None if _launch.seed is None else np.random.default_rng([_launch.seed, *grid_point])
         ready = lanes
-        try:
-            while ready:
-                for lane in ready if rng is None else [ready[k] for k in rng.permutation(len(ready))]:
-                    lane.resume()
-                    if self.error:
-                        raise self.error
-                ready = self._released(lanes)
-        finally:
-            for lane in lanes:
-                if lane:  # started and not finished
-                    lane.throw(_Cancelled)
+        while ready:
+            order = ready if rng is None else [ready[k] for k in rng.permutation(len(ready))]
+            for lane, following in pairwise(order):
+                lane.following = following
+            order[-1].following = getcurrent()
+            order[0].switch()
+            if self.error:
+                raise self.error
+            ready = self._released(lanes, warps)
 
-    def _released(self, lanes: list[Lane]) -> list[Lane]:
+    def _released(self, lanes: list[Lane], warps: list[list[Lane]]) -> list[Lane]:
         """The threads that can continue."""
-        ready = []
-        for first in range(0, len(lanes), WARP):
-            warp = lanes[first : first + WARP]
-            law = warp[0].law
-            if law and len({lane.place for lane in warp}) == 1 and warp[0].place != "end":
+        ready: list[Lane] = []
+        for warp in warps:
+            law, place = warp[0].law, warp[0].place
+            if law and len({lane.place for lane in warp}) == 1 and place != "end":
                 if len(warp) < WARP:
-                    raise DivergenceError(f"{warp[0].place} needs whole warps, this block has {len(lanes)} threads")
+                    raise DivergenceError(f"{place} needs whole warps, this block has {len(lanes)} threads")
                 for lane, result in zip(warp, law([lane.given for lane in warp]), strict=True):
                     lane.result, lane.law = result, None
                 ready += warp
-            ready += [lane for lane in warp if lane.place == "barrier_wait" and lane.given()]
-        living = [lane for lane in lanes if lane.place != "end"]
-        if not ready and all(lane.place == "syncthreads" for lane in living):
-            ready = living
-        if not ready and living:
+            elif self.barriers:
+                ready += [lane for lane in warp if lane.place == "barrier_wait" and lane.given()]
+        if not ready:
+            living = [lane for lane in lanes if lane.place != "end"]
+            if all(lane.place == "syncthreads" for lane in living):
+                return living
             raise DivergenceError(f"block {tuple(living[0].blockIdx)}: " + "; ".join(_report(lanes)))
         return ready
 
@@ -403,14 +430,14 @@ def _report(lanes: list[Lane]) -> Iterator[str]:
 
 def _meet(place: str, given: Register, law: Law) -> Register:
     lane: Any = getcurrent()
-    assert isinstance(lane, Lane), f"{place} is called outside of a kernel"
+    assert type(lane) is Lane, f"{place} is called outside of a kernel"
     lane.place, lane.given, lane.law = place, given, law
-    lane.parent.switch()
+    lane.following.switch()
     return lane.result
 
 
 def _xor_law(given: list[Register]) -> list[Register]:
-    return [given[k ^ mask & 31][0] for k, (_, mask) in enumerate(given)]
+    return [given[k ^ int(mask) & 31][0] for k, (_, mask) in enumerate(given)]
 
 
 def _from_law(given: list[Register]) -> list[Register]:
@@ -464,12 +491,12 @@ def mma_half(a0: Register, a1: Register, a2: Register, a3: Register, b0: Registe
 
 def lane_xor(x: Register, lane: Register) -> Register:
     """The float32 x of the lane whose number is that of this lane XOR ``lane``."""
-    return _meet("lane_xor", (np.float32(x), int(lane)), _xor_law)
+    return _meet("lane_xor", (x if type(x) is np.float32 else np.float32(x), lane), _xor_law)
 
 
 def lane_xor_int(x: Register, lane: Register) -> Register:
     """The int32 x of the lane whose number is that of this lane XOR ``lane``."""
-    return _meet("lane_xor_int", (_int32(x), int(lane)), _xor_law)
+    return _meet("lane_xor_int", (x if type(x) is np.int32 else _int32(x), lane), _xor_law)
 
 
 def lane_from(x: Register, lane: Register) -> Register:
@@ -593,12 +620,9 @@ def _direct(function: Register) -> Register:
     some are called a million times in a test."""
     (overload,) = function.overloads.values()
     entry, declared = overload.entry_point, _declared(overload.signature.return_type)
-
-    @wraps(function.py_func)
-    def direct(*args: Register) -> Register:
-        return declared(entry(*args))
-
-    return direct
+    if len(overload.signature.args) == 1:
+        return wraps(function.py_func)(lambda x: declared(entry(x)))
+    return wraps(function.py_func)(lambda a, b, c: declared(entry(a, b, c)))
 
 
 # --- running ---------------------------------------------------------------------------------------------------
@@ -617,6 +641,9 @@ class _Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
         return _unset(shape, dtype).copy()
 
 
+_local = _Local()
+
+
 class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
     def array(self, shape: Register, dtype: Register, alignment: Register = None) -> np.ndarray:
         """The block's array for this call in the source; shape 0 is the memory that the launch requested."""
@@ -629,12 +656,40 @@ class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
         return self._allocations[place]
 
 
+_spare: list[Lane] = []
+"""Threads of the main thread that have ended."""
+
+
 class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
     """``cuda`` as kernels see it."""
 
     def __init__(self, grid_dim: Register, block_dim: Register, dynshared_size: int) -> None:
         super().__init__(grid_dim, block_dim, dynshared_size)
-        self._local, self._shared = _Local(), _Shared(dynshared_size)
+        self._local, self._shared = _local, _Shared(dynshared_size)
+        self._lanes: list[Lane] = []
+
+    def lanes(self, block_dim: tuple[int, int, int]) -> list[Lane]:
+        """The threads of a block, which are the same for all blocks of the launch."""
+        if not self._lanes:
+            nx, ny, nz = block_dim
+            points = [simulator.Dim3(x, y, z) for z in range(nz) for y in range(ny) for x in range(nx)]
+            if threading.current_thread() is threading.main_thread():
+                self._lanes, _spare[:] = _spare[: len(points)], _spare[len(points) :]
+            self._lanes += [Lane() for _ in range(len(points) - len(self._lanes))]
+            for lane, point in zip(self._lanes, points, strict=True):
+                lane.threadIdx, lane.parent = point, getcurrent()
+        return self._lanes
+
+    def end(self, failed: bool) -> None:
+        """Keep the threads for other launches, or end them, also those that wait."""
+        for lane in self._lanes:
+            lane.block = lane.given = lane.result = None
+        if not failed and threading.current_thread() is threading.main_thread():
+            _spare.extend(self._lanes)
+        else:
+            for lane in self._lanes:
+                lane.throw()
+        self._lanes = []
 
     @property
     def threadIdx(self) -> Any:
@@ -662,6 +717,8 @@ class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
 class _Cuda:
     """``cuda`` in the modules of device functions: that of the running launch inside kernels, Numba's own elsewhere."""
 
+    local = _local
+
     @property
     def threadIdx(self) -> Any:
         return getcurrent().threadIdx
@@ -671,8 +728,12 @@ class _Cuda:
         return getcurrent().blockIdx
 
     @property
-    def local(self) -> Any:
-        return simulator._get_kernel_context().local
+    def blockDim(self) -> Any:
+        return simulator._get_kernel_context().blockDim
+
+    @property
+    def gridDim(self) -> Any:
+        return simulator._get_kernel_context().gridDim
 
     @property
     def shared(self) -> Any:
