@@ -1368,6 +1368,15 @@ FAULTS = (
         ("tests/compile/test_symbols.py::test_kernels_that_forked_processes_store",),
     ),
     Fault(
+        "a kernel that was compiled as a part of another is not stored",
+        "tools",
+        "engine/compile/inner.py",
+        "if found is not None and found.library in _INNER:",
+        "if found is not None and found.library not in _INNER:",
+        "a kernel that another kernel calls is compiled again in every run, by the run itself",
+        ("tests/compile/test_inner.py::test_only_what_was_asked_for_is_stored",),
+    ),
+    Fault(
         "symbols that forget a closure",
         "tools",
         "engine/compile/symbols.py",

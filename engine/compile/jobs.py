@@ -17,6 +17,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 from engine.compile import cache as kernel_cache
+from engine.compile import inner
 from engine.compile.numba_cache import KernelCache
 
 PACKAGE = __name__.partition(".")[0]
@@ -44,6 +45,7 @@ class CPUJob:
 
     def compile(self) -> None:
         """Compile it and keep what comes of it."""
+        inner.forget(self._dispatcher, self.signature)
         self._dispatcher.compile(self.signature)
 
     def size(self) -> int:

@@ -20,7 +20,7 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from engine.compile import cache as kernel_cache
-from engine.compile import interrupts, symbols
+from engine.compile import inner, interrupts, symbols
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -55,7 +55,7 @@ class KernelCache(caching.FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load the compiled function for a signature; None if it is not stored."""
         target_context.refresh()
-        if not self._enabled:
+        if not self._enabled or inner.is_inner():
             return None
         data = kernel_cache.read("cpu", self.file(sig, target_context.codegen()))
         if data is None:
@@ -65,7 +65,9 @@ class KernelCache(caching.FunctionCache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Store a compiled function, unless it refers to addresses of this process."""
-        if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
+        if inner.is_inner() or not self._enabled:
+            return
+        if not data.lifted and not data.library.has_dynamic_globals:
             kernel_cache.write("cpu", self.file(sig, data.codegen), dumps(data._reduce()))
 
 

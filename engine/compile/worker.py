@@ -23,9 +23,16 @@ def main() -> None:
     jobs: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
     done = sys.stdout.buffer
+    import gc
     import logging
 
+    from engine.compile import inner
+
     logging.disable()  # the main process logs what matters
+    inner.install()
+    # A compiler makes many objects and few cycles: searches for them would take a tenth of the time.
+    gc.freeze()
+    gc.set_threshold(50_000)
     while True:
         try:
             pickle.loads(jobs.get()).compile()
