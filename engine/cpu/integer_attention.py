@@ -192,7 +192,11 @@ def attend(bits: int, group: int = GROUP, cap: float = 0.0) -> Callable[..., Non
                 t, h = row_and_head(item, rows, of_head)
                 low = min(low, first_visible(positions[t], window))
                 high = max(high, i64(last_visible(positions[t], window)))
-                queries[n_items], dq[n_items] = integers[t, h], scales[t, h]
+                # Element by element: the error of an assignment of rows of other lengths would be half of what is compiled.
+                for i in range(d_k):
+                    queries[n_items, i] = integers[t, h, i]
+                for b in range(k_blocks):
+                    dq[n_items, b] = scales[t, h, b]
                 at_positions[n_items] = positions[t]
                 n_items += 1
             begin(sums, out, of_head, first, stop)
@@ -212,27 +216,27 @@ def attend(bits: int, group: int = GROUP, cap: float = 0.0) -> Callable[..., Non
                         at += 1
                         continue
                     together = i64(1 if n == 1 else ROWS)
-                    k_size = k_words if at == 0 and k_words <= _FEW_WORDS and c + 2 < end else 0
-                    v_size = v_words if at == 0 and v_words <= _FEW_WORDS and c + 2 < end else 0
+                    k_size = i64(k_words if at == 0 and k_words <= _FEW_WORDS and c + 2 < end else 0)
+                    v_size = i64(v_words if at == 0 and v_words <= _FEW_WORDS and c + 2 < end else 0)
                     k_ahead = i64(ahead * k_words if at == 0 and k_words > _FEW_WORDS else 0)
                     v_ahead = i64(ahead * v_words if at == 0 and v_words > _FEW_WORDS else 0)
-                    later_key, later_value = later * k_words, later * v_words
-                    prefetch_third(flat_values, later_value, v_size, 2)
-                    prefetch_third(flat_keys, later_key, k_size, 0)
+                    later_key, later_value = i64(later * k_words), i64(later * v_words)
+                    prefetch_third(flat_values, later_value, v_size, i64(2))
+                    prefetch_third(flat_keys, later_key, k_size, i64(0))
                     scores(queries, dq, i64(at), together, flat_keys, i64(key), k_ahead, dk, p)
                     if capped:
                         bound(p, n, most_score)
-                    prefetch_third(flat_keys, later_key, k_size, 1)
+                    prefetch_third(flat_keys, later_key, k_size, i64(1))
                     for r in range(n):
                         tops[r] = weigh(row(p, r), lanes[r, 0], lanes[r, 1])
-                    prefetch_third(flat_keys, later_key, k_size, 2)
+                    prefetch_third(flat_keys, later_key, k_size, i64(2))
                     weighted(p, n, flat_values, i64(value), v_ahead, dv, w, weights, factors, o)
-                    prefetch_third(flat_values, later_value, v_size, 0)
+                    prefetch_third(flat_values, later_value, v_size, i64(0))
                     for r in range(n):
                         total, own = fold(row(p, r), CHUNK), row(sums, at + r)
                         note(parts, first + at + r, rows, of_head, c, tops[r], total)
                         own[2], own[3] = join(own[2], own[3], tops[r], total, row(o, r), row(inner, at + r))
-                    prefetch_third(flat_values, later_value, v_size, 1)
+                    prefetch_third(flat_values, later_value, v_size, i64(1))
                     at += n
                 if (c + 1) % group == 0 or c + 1 == end:
                     join_groups(sums, inner, out, of_head, first, stop)
