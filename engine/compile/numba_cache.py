@@ -14,6 +14,7 @@ import os
 import pickle
 from typing import Any
 
+from llvmlite.binding import parse_assembly
 from numba.core import caching, compiler, dispatcher
 from numba.core.compiler_lock import global_compiler_lock as lock
 from numba.core.serialize import dumps
@@ -68,7 +69,24 @@ class KernelCache(caching.FunctionCache):
         if inner.is_inner() or not self._enabled:
             return
         if not data.lifted and not data.library.has_dynamic_globals:
-            kernel_cache.write("cpu", self.file(sig, data.codegen), dumps(data._reduce()))
+            kernel_cache.write("cpu", self.file(sig, data.codegen), dumps(self._reduced(data)))
+
+    def _reduced(self, data: Any) -> tuple[Any, ...]:
+        """What is stored of a compiled function."""
+        reduced: tuple[Any, ...] = data._reduce()
+        return reduced
+
+
+class EntryCache(KernelCache):
+    """The cache of a function that no other function calls.  It does not keep the intermediate code for callers, most of
+    what there is to load."""
+
+    def _reduced(self, data: Any) -> tuple[Any, ...]:
+        (name, kind, (machine_code, _)), *others = data._reduce()
+        symbols = data.fndesc.llvm_func_name, data.fndesc.llvm_cpython_wrapper_name
+        # Numba reads there which symbols the machine code has.
+        text = "".join(f'define void @"{symbol}"() {{ ret void }}\n' for symbol in symbols)
+        return ((name, kind, (machine_code, parse_assembly(text).as_bitcode())), *others)
 
 
 def _cache_of(py_func: Any) -> Any:

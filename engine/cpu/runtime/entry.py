@@ -20,7 +20,7 @@ from numba.np.arrayobj import populate_array
 
 from engine.compile import cache as kernel_cache
 from engine.compile.jobs import size_of
-from engine.compile.numba_cache import KernelCache
+from engine.compile.numba_cache import EntryCache
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _RANGE = (types.int64,) * 3
@@ -58,7 +58,7 @@ class Entry:
             constants = "" if self.constants is None else f"[{','.join(map(str, self.constants))}]"
             name = f"{self.home}.{self.name}{constants}"
             made = njit(error_model="numpy")(entry)
-            made._cache = KernelCache(entry, name, self.signature)
+            made._cache = EntryCache(entry, name, self.signature)
             _MADE[self] = made
         return _MADE[self]
 
