@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,9 @@ from engine.sampling.finite import check_rows
 from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.history import Histories
 from engine.text.tokenizer import Tokenizer
-from engine.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    from engine.trace.tracer import Tracer
 
 R = TypeVar("R")
 

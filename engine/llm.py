@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops.memory import Progress
-from engine.replay import Verification, read_receipt, replay
 from engine.sampling.defaults import sampling_defaults
 from engine.speculative.dflash import DFlashDraft
 from engine.speculative.draft_model import DraftModel
@@ -28,8 +27,11 @@ from engine.speculative.mtp import MTPDraft
 from engine.text.rerank import RerankPrompt
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.trace.trace import Trace
-from engine.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    # What checks receipts and what traces tokens is imported where it is used: importing them takes time.
+    from engine.replay import Verification
+    from engine.trace.trace import Trace
 
 
 class LLM(Embeddings, metaclass=Documented):
@@ -180,7 +182,7 @@ class LLM(Embeddings, metaclass=Documented):
         self,
         receipt: Mapping[str, Any] | str | os.PathLike[str],
         on_prefill: Callable[[int, int], None] | None = None,
-    ) -> Verification:
+    ) -> "Verification":
         """Replay a receipt: whether this model gives these tokens, from logits with these digests.
 
         The prompt and the tokens are read in passes like a prompt, anew, and the sampler of the receipt chooses after each of
@@ -220,6 +222,8 @@ class LLM(Embeddings, metaclass=Documented):
         """
         self.check_open()
         self.check_generates()
+        from engine.replay import read_receipt, replay
+
         given = read_receipt(receipt) if isinstance(receipt, str | os.PathLike) else receipt
         with self.answering():
             return replay(self, given, on_prefill)
@@ -235,7 +239,7 @@ class LLM(Embeddings, metaclass=Documented):
         drafts: int = 3,
         on_prefill: Callable[[int, int], None] | None = None,
         cache_salt: str = "",
-    ) -> Trace:
+    ) -> "Trace":
         """Follow one token through the layers: what a pass computes for it on the way to the logits.
 
         The numbers are those of the pass itself, whose logits have the bits of any other pass; only the weights of attention,
@@ -289,6 +293,8 @@ class LLM(Embeddings, metaclass=Documented):
         require(0 <= whole("drafts", drafts) <= MOST_DRAFTS, "drafts", f"between 0 and {MOST_DRAFTS}", drafts)
         read = ids[: at % n + 1]
         if self._tracer is None:
+            from engine.trace.tracer import Tracer
+
             self._tracer = Tracer(self.model)
         with self.answering():
             if len(read) > 1:

@@ -1,6 +1,5 @@
 """An answer in an event loop: its pieces, or the whole of it, awaited."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Executor
 
@@ -49,6 +48,8 @@ class Stream:
         self.answer.close()
 
     async def _run(self) -> AsyncGenerator[str, None]:
+        import asyncio  # only here: it takes time, and most programs have no event loop
+
         loop = asyncio.get_running_loop()
         try:
             # Each waits in a thread of its own: there are no more of them than answers.
