@@ -107,7 +107,8 @@ def signature(name: str, found: Any) -> Iterator[str]:
         if bare and slash and parameter.kind is not parameter.POSITIONAL_ONLY:
             bare.append("/")
         slash = parameter.kind is parameter.POSITIONAL_ONLY
-        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        many = parameter.kind is parameter.VAR_POSITIONAL
+        prefix = "*" if many else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         bare.append(f"{prefix}{parameter.name}{default}")
     if slash:
