@@ -10,7 +10,7 @@ import pytest
 
 import bitmirror
 import engine
-from bitmirror.__main__ import main
+from bitmirror.__main__ import main, program
 from bitmirror.tools import TOOLS
 from engine.compile.worker import START
 from tests.conftest import REPOSITORY
@@ -109,3 +109,15 @@ def test_another_engine_that_is_already_imported(folder: Path) -> None:
     (folder / "engine.py").write_text("")
     done = python(folder, "-c", "import engine, bitmirror")
     assert "another module named 'engine' is in use" in done.stderr.splitlines()[-1]
+
+
+def test_an_interrupt_while_a_tool_is_imported(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bitmirror.__main__.import_module", interrupted)
+    monkeypatch.setattr("sys.argv", ["bitmirror", "run"])
+    monkeypatch.setattr("signal.signal", lambda *handler: None)
+    with pytest.raises(SystemExit) as end:
+        program()
+    assert end.value.code == 130 and capsys.readouterr() == ("", "")

@@ -87,7 +87,11 @@ def program(main: Callable[[], int]) -> NoReturn:
     # Numba imports it for linear algebra, which no kernel needs, if SciPy is installed; that takes half a second.
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the terminal and temporary files are restored
-    sys.exit(main())
+    try:
+        status = main()
+    except KeyboardInterrupt:  # while a tool is imported; main() handles later ones
+        status = EXIT_INTERRUPTED
+    sys.exit(status)
 
 
 def use_utf8() -> None:
