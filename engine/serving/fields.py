@@ -71,7 +71,7 @@ class Fields:
         """A field that must be given."""
         value = self.get(name)
         if value is None:
-            raise self.refuse(name, "is missing: give it", "missing_required_parameter")
+            raise self.refuse(name, "is missing", "missing_required_parameter")
         return value
 
     def required_text(self, name: str) -> str:

@@ -20,6 +20,7 @@ import ollama
 import openai
 from starlette.testclient import TestClient
 
+from engine.errors import named_by_flags
 from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
@@ -92,6 +93,12 @@ def test_texts_that_are_too_long_are_cut_if_the_client_asks(web: Any) -> None:
     cut = web.post("/v1/embeddings", json=body | {"truncate_prompt_tokens": -1}).json()
     assert cut["usage"]["prompt_tokens"] == 1 + 128
     assert web.post("/v1/embeddings", json=body | {"truncate_prompt_tokens": 9}).json()["usage"]["total_tokens"] == 10
+
+
+def test_a_server_names_its_flag(web: Any) -> None:
+    with named_by_flags():  # as in the command
+        refused = web.post("/v1/embeddings", json={"model": "coder", "input": "a"})
+    assert refused.json()["error"]["message"].endswith("open it with --pooling mean or --pooling last.")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_mistakes(client: TestClient, folder: Path) -> None:
     (folder / "no state").write_text("hello")
     message = act(client, 0, "restore", 400, filename="no state")
     assert message.startswith("no state is not a saved state") and str(folder) not in message
-    assert act(client, 0, "save", 400) == "filename is missing: give it."
+    assert act(client, 0, "save", 400) == "filename is missing."
     assert act(client, 0, "forget", 400, filename="a").startswith("action must be save, restore or erase, not 'forget'")
     for slot in (2, -1, "x", 10**30, "²"):
         assert "slots 0 to 1" in act(client, slot, "save", 400, filename="a")

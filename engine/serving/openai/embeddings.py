@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine.checks import described
 from engine.embeddings import finished
-from engine.errors import EngineError
+from engine.errors import EngineError, UsageError
 from engine.serving.aside import aside
 from engine.serving.budget import Claim
 from engine.serving.errors import Refusal, refusal_of
@@ -60,7 +60,8 @@ async def read_ids(
 ) -> list[list[int]]:
     """The token ids of a field that is a text or a list of texts, or, if ``with_ids``, of token ids or of lists of them."""
     if problem := served.llm.why_no_vectors:
-        raise Refusal(problem, 501, code="not_supported")
+        # As an error of a command, which names flags.
+        raise Refusal(str(UsageError(problem)), 501, code="not_supported")
     texts = read_texts(fields, name, served, with_ids)
     await Claim.of(request).grow(NUMBER_BYTES * len(texts) * served.llm.config.n_embd)
     return await aside(fields.size, partial(checked_ids, name, partial(served.llm.embedding_ids, texts, truncate)))
