@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.checks import described
+from engine.checks import MOST_SHOWN, described, shown
 from engine.decode.request import ReadRow, Request, RowReader
 from engine.errors import ContextError, NotFinite, NoToken, UsageError
 from engine.grammar.matcher import Matcher
@@ -214,8 +214,17 @@ def _other_model(claimed: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     )
     if not names:
         return ""
-    shown = [f"{name} {described(claimed.get(name))} instead of {described(own.get(name))}" for name in names]
-    return f"it is the receipt of another model, or of another cache: {', '.join(shown)}."
+    differences = [f"{name} {_brief(claimed.get(name))} instead of {_brief(own.get(name))}" for name in names]
+    return f"it is the receipt of another model, or of another cache: {', '.join(differences)}."
+
+
+def _brief(value: object) -> str:
+    """A part of a model's description: of a hash, the first characters."""
+    if isinstance(value, Mapping):
+        return shown(" ".join(f"{name}={part}" for name, part in value.items()))
+    if isinstance(value, str) and len(value) > MOST_SHOWN:
+        return shown(value, 12)
+    return described(value)
 
 
 def _wrong_end(llm: ReplayingModel, receipt: Mapping[str, Any], parameters: Parameters) -> str:

@@ -272,10 +272,14 @@ def test_one_bit_of_a_weight_is_found(tmp_path: Path, llm: engine.LLM, receipt: 
     path.write_bytes(data)
     with engine.load(path, n_ctx=256, device="cpu") as other:
         found = other.verify(receipt)
-        assert found.problem.startswith("it is the receipt of another model, or of another cache: weights ")
+        claimed, own = (str(model["weights"])[:12] for model in (receipt["model"], other.identity()))
+        said = "it is the receipt of another model, or of another cache"
+        assert found.problem == f"{said}: weights {claimed}… instead of {own}…."
         # Whoever claims these weights is found, too: the logits differ.
-        claimed = sealed(receipt | {"model": other.identity()})
-        assert other.verify(claimed).token is not None
+        renamed = sealed(receipt | {"model": other.identity()})
+        assert other.verify(renamed).token is not None
+    with engine.load(llm.path, n_ctx=256, device="cpu", cache_type="f16") as other:
+        assert other.verify(receipt).problem == f"{said}: cache k=i8 v=i8 instead of k=f16 v=f16."
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
