@@ -513,7 +513,7 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
         temporary = None if keep else tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise UsageError(
-            f"No random model can be written to {folder}: {error.strerror}; set BITMIRROR_CACHE to another folder."
+            f"no random model can be written to {folder}: {error.strerror}; set BITMIRROR_CACHE to another folder."
         ) from None
     if temporary is None:
         yield f"{name} {quant}", make_model(kept, name, quant)

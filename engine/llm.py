@@ -288,7 +288,8 @@ class LLM(Embeddings, metaclass=Documented):
         self.check_ids(ids)
         n, n_vocab = len(ids), self.config.n_vocab
         at = whole("token", token)
-        require(-n <= at < n, "token", f"{-n} to {n - 1}, for the {n} tokens of the prompt", token)
+        length = "1 token" if n == 1 else f"{n} tokens"
+        require(-n <= at < n, "token", f"{-n} to {n - 1}, since the prompt has {length}", token)
         require(1 <= whole("top", top) <= n_vocab, "top", f"between 1 and {n_vocab}", top)
         require(0 <= whole("drafts", drafts) <= MOST_DRAFTS, "drafts", f"between 0 and {MOST_DRAFTS}", drafts)
         read = ids[: at % n + 1]

@@ -23,6 +23,8 @@ def grammar(args: argparse.Namespace) -> "Grammar | None":
     if args.regex is not None:
         return Grammar.regex(valid(args.regex))
     if args.grammar is not None:
+        if "::=" in args.grammar:
+            raise UsageError("--grammar takes a file with a grammar in Lark's notation, not a grammar in GBNF")
         return Grammar.lark(read_text(args.grammar, "grammar"))
     schema = args.json_schema
     return Grammar.json_schema(valid(schema) if schema.lstrip().startswith("{") else read_text(schema, "JSON schema"))

@@ -353,10 +353,10 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
         name, quant = parse_shape(f"{shape}:{quant}")
         shape = shapes()[name]
     elif quant not in quants():
-        raise UsageError(f"There is no quantization {quant!r}; use one of {', '.join(quants())}.")
+        raise UsageError(f"there is no quantization {quant!r}; use one of {', '.join(quants())}.")
     path = Path(path)
     if not path.parent.is_dir():
-        raise UsageError(f"There is no folder {path.parent}; create it, or choose another path.")
+        raise UsageError(f"there is no folder {path.parent}; create it, or choose another path.")
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not a file that can be replaced; choose another path.")
     writer = gguf.GGUFWriter(None, shape.architecture)
@@ -379,7 +379,7 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
         free = shutil.disk_usage(path.parent).free
         if free < total * 1.01:
             raise UsageError(
-                f"The model needs {total / 1e9:.1f} GB and {path.parent} has {free / 1e9:.1f} GB free; "
+                f"the model needs {total / 1e9:.1f} GB and {path.parent} has {free / 1e9:.1f} GB free; "
                 "choose a directory with more room."
             )
         writer.write_header_to_file(part)
@@ -389,7 +389,7 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
         _write_data(part, shape, kinds, rows, seed)
         os.replace(part, path)
     except OSError as error:
-        raise UsageError(f"The model cannot be written to {path}: {error.strerror}; choose another path.") from None
+        raise UsageError(f"the model cannot be written to {path}: {error.strerror}; choose another path.") from None
     finally:
         with suppress(OSError):
             part.unlink()

@@ -139,9 +139,9 @@ def parse_shape(text: str) -> tuple[str, str]:
     name, _, quant = text.partition(":")
     quant = quant.upper() or "Q4_K_M"
     if name not in shapes():
-        raise UsageError(f"There is no shape {name!r}; use one of {', '.join(shapes())}.")
+        raise UsageError(f"there is no shape {name!r}; use one of {', '.join(shapes())}.")
     if quant not in quants():
-        raise UsageError(f"There is no quantization {quant!r}; use one of {', '.join(quants())}.")
+        raise UsageError(f"there is no quantization {quant!r}; use one of {', '.join(quants())}.")
     return name, quant
 
 

@@ -46,6 +46,10 @@ def test_expressions_and_grammars(tmp_path: Path) -> None:
         (("--json-schema", "none.json"), "the JSON schema cannot be read from none.json: No such file or directory"),
         (("--json-schema", '{"type": '), "the JSON schema is not JSON: "),
         (("--grammar", "none.lark"), "the grammar cannot be read from none.lark: No such file or directory"),
+        (
+            ("--grammar", 'root ::= "a"'),
+            "--grammar takes a file with a grammar in Lark's notation, not a grammar in GBNF",
+        ),
         (("--regex", "("), "the regular expression cannot be used: unclosed group; correct or simplify it."),
         (("--regex", "a", "-j", "{}"), "--json-schema and --regex are both given: use only one of them"),
     ],

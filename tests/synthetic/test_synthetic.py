@@ -396,8 +396,8 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(capsys.readouterr().err.splitlines()) == 1
     (tmp_path / "file").write_text("")
     for place, says in (
-        ("file/m.gguf", "There is no folder"),
-        ("no/m.gguf", "There is no folder"),
+        ("file/m.gguf", "there is no folder"),
+        ("no/m.gguf", "there is no folder"),
         (".", "is not a file"),
     ):
         assert command.main(["--shape", "tiny-llama", "-o", str(tmp_path / place)]) == 2
