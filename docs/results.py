@@ -380,6 +380,13 @@ def quick_tests() -> Iterator[str]:
     yield f"This runs the quick tests, about {spaced(count)}, in about {minutes} minutes on two cores."
 
 
+def first_runs() -> Iterator[str]:
+    """The least processor time of a first run and of a later one, before the default cache changed, after it, and now."""
+    found = data()["cpu-first-run"]["seconds"]
+    rows = [[name, *(f"{min(seconds[kind]):.2f} s" for kind in ("first", "later"))] for name, seconds in found.items()]
+    return table(["pycoder, 16 tokens", "first run ever", "every later run"], rows)
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "glance": glance,
     "depth": depth,
@@ -393,6 +400,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "users-drafts": users_drafts,
     "cpu": cpu,
     "cpu-memory": cpu_memory,
+    "first-runs": first_runs,
     "readme-cpu": readme_cpu,
     "readme-gpu": readme_gpu,
     "divided": divided,
