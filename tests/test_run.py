@@ -371,7 +371,7 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "-dev", "cuda:one"], "device 'cuda:one' is unknown"),
         (["-p", "x", "-n", "-3"], "-n must be -2 or more, not -3"),
         (["-p", "x", "-b", "-1"], "-b must be 0 to 4096, not -1"),
-        (["-p", "x", "--batch-size", "4097"], "-b must be 0 to 4096, not 4097"),
+        (["-p", "x", "--batch-size", "4097"], "--batch-size must be 0 to 4096, not 4097"),
         (["-p", "x", "--logprobs", "-3"], "--logprobs must be 0 or more, not -3"),
         (["-p", "x", "--top-p", "-1"], "--top-p must be 0 to 1, not -1"),
         (["-p", "x", "-devd", "cpu"], "give one with --draft-model"),

@@ -104,10 +104,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parses like argparse, but ``-p --x`` means the prompt ``--x``, as it does in llama.cpp.  Raises UsageError."""
+        words = list(sys.argv[1:] if args is None else args)
         try:
-            parsed = super().parse_args(self._joined(list(sys.argv[1:] if args is None else args)), namespace)
+            parsed = super().parse_args(self._joined(list(words)), namespace)
         except argparse.ArgumentError as error:
-            name = (error.argument_name or "").partition("/")[0]
+            names = (error.argument_name or "").split("/")
+            used = {word.partition("=")[0] for word in words}
+            name = next((name for name in names if name in used), names[0])
             raise UsageError(f"{name} {error.message}".strip()) from None
         if self.finish is not None:
             self.finish(parsed)

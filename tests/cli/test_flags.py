@@ -129,7 +129,7 @@ def test_every_name_of_a_switch(names: str, field: str, meaning: bool) -> None:
         (["--top-p", "inf"], "--top-p must be a number, not 'inf'"),
         (["-l", "15043*2"], "TOKEN_ID"),
         (["-l", "15043+nan"], "TOKEN_ID"),
-        (["--cache-type", "q5_0"], "-ct must be f32, f16, q8_0, q4_0, i12 or i8, not 'q5_0'"),
+        (["--cache-type", "q5_0"], "--cache-type must be f32, f16, q8_0, q4_0, i12 or i8, not 'q5_0'"),
         (["--spec-accept", "always"], "--spec-accept must be exact, ratio or p-min, not 'always'"),
         (["--draft-max", "x"], "--draft-max must be a whole number, not 'x'"),
         (["-p"], "-p needs a value: -p TEXT"),

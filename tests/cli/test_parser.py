@@ -128,3 +128,11 @@ def test_a_whole_number_of_hundreds_of_digits() -> None:
 def test_words_after_two_dashes() -> None:
     with pytest.raises(UsageError, match="unexpected argument '-y'"):
         flags.parser().parse_args(["--", "-x", "-y"])
+
+
+@pytest.mark.parametrize("words", [["--seed", "x"], ["--seed=x"], ["-s", "x"]])
+def test_an_error_names_the_flag_as_it_was_written(words: list[str]) -> None:
+    parser = Parser("test")
+    parser.add_argument("-s", "--seed", type=whole())
+    with pytest.raises(UsageError, match=f"^{words[0].removesuffix('=x')} must be a whole number"):
+        parser.parse_args(words)

@@ -41,7 +41,7 @@ def test_other_names_of_a_model_and_origins() -> None:
         ("--ssl-cert-file a.pem", "give both --ssl-cert-file and --ssl-key-file"),
         ("--ssl-keyfile a.pem", "give both --ssl-cert-file and --ssl-key-file"),
         ("--chat-template chatml --chat-template-file a", "are both given: use only one of them"),
-        ("--timeout 0", "-to must be above 0"),
+        ("--timeout 0", "--timeout must be above 0"),
         ("--no-slots", "--no-slots: /slots shows no texts; protect it with --api-key"),
         ("--props", "--props: properties do not change while the server runs; set them with flags"),
         ("--mirostat 2", "this is set in a request; --temp, --top-p and their like"),
@@ -86,7 +86,7 @@ def test_slots() -> None:
     assert parser().parse_args(["-np", "-1"]) == default
     assert parser().parse_args(["--parallel", "3"]).parallel == 3
     for text in ("0", "-2", "x", "1000000"):
-        with pytest.raises(UsageError, match="-np must be "):
+        with pytest.raises(UsageError, match="--parallel must be "):
             parser().parse_args(["--parallel", text])
 
 
