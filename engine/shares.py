@@ -54,6 +54,15 @@ class Cut:
                 at += last - first
         return tuple(sorted(found))
 
+    @cached_property
+    def period(self) -> int | None:
+        """The number p, if every owner has the elements i with first <= i % p < last, where its first run is (first, last);
+        None if there is none."""
+        n = len(self.runs[0])
+        p, rest = divmod(self.size, n)
+        wanted = tuple(tuple((k * p + first, k * p + last) for k in range(n)) for (first, last), *_ in self.runs)
+        return p if not rest and wanted == self.runs and max(runs[0][1] for runs in self.runs) == p else None
+
     def times(self, n: int) -> "Cut":
         """The axis in which n elements stand for each one of this axis."""
         return Cut(tuple(tuple((n * first, n * last) for first, last in runs) for runs in self.runs))

@@ -276,6 +276,9 @@ class Backend(
     def crossing(self, source: DeviceOperations, n_bytes: int) -> HostCrossing:
         return HostCrossing()
 
+    def gathering(self, owners: "Sequence[Backend]") -> None:
+        """None: owners are in the memory of one machine."""
+
     def inputs(self) -> None:
         """None: passes take their inputs as arguments."""
 

@@ -46,12 +46,14 @@ from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
 from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.exchange import PinnedExchange
+from engine.cuda.gather import PEERS
 from engine.cuda.products import dense, matmul, warpgroup_chain, warpgroup_matmul
 from engine.cuda.products.mixture import MixtureLaunches
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.crossing import DeviceCrossing
 from engine.cuda.runtime.device import Device, Graph, Mark, allocated_bytes
+from engine.cuda.runtime.gathering import PacketGathering
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.meeting import MeetingGraph
 from engine.cuda.runtime.memory import PersistentMemory
@@ -427,6 +429,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
 
     def meet(self) -> None:
         self.recorder.meet()
+
+    def gathering(self, owners: Sequence["Backend"]) -> PacketGathering | None:
+        """By packets, for as many owners as a kernel can give to."""
+        return PacketGathering([owner.recorder for owner in owners]) if len(owners) <= PEERS + 1 else None
 
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """``decode_size`` if the pass is mixed, else ``rows``."""

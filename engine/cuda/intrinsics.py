@@ -218,6 +218,32 @@ _prefetch = _differing("prefetch", ir.VoidType(), [ir.IntType(64), _I32], _prefe
 
 
 @intrinsic
+def load_packet(typingctx, packets, at):
+    """The words (value, number) of ``packets[at]``, uint32 [n, 2], which another GPU may store while a kernel runs."""
+
+    def codegen(context, builder, sig, args):
+        address = builder.gep(builder.bitcast(args[0], ir.IntType(64).as_pointer()), [args[1]])
+        text = "{.reg .b64 packet; ld.relaxed.sys.global.b64 packet, [$2]; mov.b64 {$0,$1}, packet;}"
+        words = _asm(builder, text, [address], 2, "l", effect=True, memory=True)
+        return _tuple(context, builder, sig.return_type, words)
+
+    return types.UniTuple(types.uint32, 2)(packets, at), codegen
+
+
+@intrinsic
+def give_packet(typingctx, packets, at, value, number):
+    """``packets[at]`` = (value, number), int32, in one store, for another GPU that waits for the number."""
+
+    def codegen(context, builder, sig, args):
+        address = builder.gep(builder.bitcast(args[0], ir.IntType(64).as_pointer()), [args[1]])
+        text = "{.reg .b64 packet; mov.b64 packet, {$1,$2}; st.relaxed.sys.global.b64 [$0], packet;}"
+        _asm(builder, text, [address, *args[2:]], 0, "lrr", effect=True, memory=True)
+        return context.get_dummy_value()
+
+    return types.void(packets, at, types.int32, types.int32), codegen
+
+
+@intrinsic
 def prefetch(typingctx, p, i, n_bytes):
     """Prefetch n_bytes of memory from p[i], both multiples of 16, into the L2 cache, where what other kernels write in the
     meantime is also seen: so it may come before ``wait_for_inputs``."""

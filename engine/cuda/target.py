@@ -89,6 +89,17 @@ class Target:
     def write(self, address: int, array: np.ndarray) -> None:
         """Nothing."""
 
+    def alarm(self, sentence: str) -> int:
+        """An unused address."""
+        return self.allocate(4, "").address
+
+    def check_alarms(self) -> None:
+        """Nothing."""
+
+    def runs_beside(self, other: "Target") -> bool:
+        """False: nothing runs."""
+        return False
+
     def pin(self, array: np.ndarray) -> None:
         """Nothing."""
 

@@ -228,6 +228,8 @@ class DeviceSteps(ModelSteps):
                     f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
                 )
             time.sleep(pause)
+        for device in self._devices:
+            device.check_alarms()
 
     def _taken(self, request: InFlightRequest, rows: int, words: list[int], masks: Mapping[int, int]) -> Step:
         """The result of a request with ``rows`` rows; words: its tokens, of which one that could not be chosen is negative;

@@ -81,6 +81,7 @@ class DeviceGroup:
         self.drafted_rows = min(ops.drafted_rows for ops in owners)
         self.decode_answers = min(ops.decode_answers for ops in owners)
         self.splits = self.lead.splits
+        self._gathering = self.lead.gathering(self.owners)
         self._model: _SharedModel | None = None
         #: What the owners read of each other in the latest exchange.
         self._read: Sequence[Any] = ()
@@ -142,11 +143,21 @@ class DeviceGroup:
 
     def _gathered(self, x: Divided) -> Whole:
         """The columns of all owners, at every owner."""
+        gathering = self._gathering
+        if gathering is not None and gathering.takes(x.shape[0], x.cut):
+            return Whole(gathering.arrays(x.parts, x.cut))
         parts = [ops.plain(part) for ops, part in zip(self.owners, x.parts, strict=True)]
         self.lead.meet()
         # Until all have met again, an owner may be behind and still read the parts of this exchange.
         self._read = parts
         return Whole([self._joined(ops, x.cut, parts) for ops in self.owners])
+
+    def _inputs(self, x: Value) -> Whole:
+        """x as the input of products that all owners record next."""
+        gathering = self._gathering
+        if gathering is None or not isinstance(x, Divided) or x.is_gathered or not gathering.takes(x.shape[0], x.cut):
+            return x.whole()
+        return Whole(gathering.inputs(x.parts, x.cut))
 
     @staticmethod
     def _joined(ops: Ops, cut: Cut, parts: Sequence[Any]) -> Any:
@@ -158,7 +169,6 @@ class DeviceGroup:
     # --- operations on whole rows ----------------------------------------------------------------------------------
 
     embed = _replicated("embed")
-    rms_norm = _replicated("rms_norm")
     layer_norm = _replicated("layer_norm")
     grouped_norm = _replicated("grouped_norm")
     rms_norm_add = _replicated("rms_norm_add")
@@ -172,6 +182,12 @@ class DeviceGroup:
     columns = _replicated("columns")
     join_columns = _replicated("join_columns")
     spread_logits = _replicated("spread_logits")
+
+    def rms_norm(self, x: Value, weight: Whole, eps: float) -> Whole:
+        gathering = self._gathering
+        if gathering is None or not isinstance(x, Divided) or x.is_gathered or not gathering.takes(x.shape[0], x.cut):
+            return cast(Whole, self._by_all("rms_norm", (x, weight, eps), {}))
+        return Whole(gathering.normalized(x.parts, x.cut, weight.copies, eps))
 
     # --- operations on columns -------------------------------------------------------------------------------------
 
@@ -207,7 +223,7 @@ class DeviceGroup:
     # --- products --------------------------------------------------------------------------------------------------
 
     def matmul(self, x: Value, *weights: SharedMatrix) -> list[Value]:
-        whole = x.whole()
+        whole = self._inputs(x)
         outputs = [ops.matmul(whole.copies[i], *(weight.parts[i] for weight in weights)) for i, ops in self._each]
         columns = zip(weights, zip(*outputs, strict=True), strict=True)
         return [self._of_cut(weight.cut, parts) for weight, parts in columns]
@@ -216,7 +232,7 @@ class DeviceGroup:
         cut = weight.cut
         if cut is None:
             return cast(Whole, self._by_all("matmul_add", (residual, x, weight, bias), {}))
-        whole = x.whole()
+        whole = self._inputs(x)
         parts = [
             ops.matmul_add(
                 self._part(residual, cut, i),
@@ -491,6 +507,11 @@ class DeviceGroup:
         """A context in which the operations of all owners are recorded into the pass of the lead."""
         return self.lead.together(self.owners[1:])
 
+    def begin(self) -> None:
+        """Another pass is recorded from now on."""
+        if self._gathering is not None:
+            self._gathering.begin()
+
     def batch(self, batch: Batch[Any]) -> Batch[Whole]:
         """The rows of a pass, which all owners read in the memory of the lead."""
         n = len(self.owners)
@@ -605,6 +626,7 @@ class _Together:
     forward: Forward[Any]
 
     def __call__(self, batch: Batch[Any], n_logits: int) -> Any:
+        self.group.begin()
         with self.group.recording():
             result = self.forward(self.group.batch(batch), n_logits)
             found = None if result is None else self.group.of_lead(result)

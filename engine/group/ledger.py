@@ -111,6 +111,9 @@ class Ledger:
     def meet(self) -> None:
         """Nothing."""
 
+    def gathering(self, owners: Any) -> None:
+        """None: nothing is exchanged."""
+
     def matmul(self, x: Any, *weights: CountedMatrix) -> list[np.ndarray]:
         """Arrays with a column for each row of a matrix."""
         return [np.zeros((x.shape[0], weight.rows), np.float32) for weight in weights]

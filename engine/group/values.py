@@ -69,6 +69,11 @@ class Divided:
     def __getitem__(self, rows: slice) -> "Divided":
         return Divided(self.cut, [part[rows] for part in self.parts], self._gather)
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all columns have been exchanged."""
+        return self._whole is not None
+
     def whole(self) -> Whole:
         """The array with all columns, which are exchanged once."""
         if self._whole is None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.arrays import A, A_co, Batch
 from engine.compile.jobs import Job
+from engine.ops.gathering import Gathering
 from engine.ops.model import AnyModel, Recordable
 from engine.ops.observation import Observer
 
@@ -172,6 +173,10 @@ class Executor(Protocol[A]):
     def meet(self) -> None:
         """In :meth:`together`: let all operations that follow, of any of the backends, begin when all before them have
         ended.  Operations of different backends are otherwise not ordered."""
+
+    def gathering(self, owners: Sequence[Any]) -> Gathering | None:
+        """How the owners of a group, of which this is the first one, bring columns together in passes of few rows; None: only
+        by :meth:`meet`.  owners: as for :meth:`together`.  Raises DeviceError if memory runs out."""
 
     def observe(self, observer: Observer[A] | None) -> None:
         """Call ``observer`` with intermediate values of all following operations.  None removes the observer.

@@ -1,4 +1,4 @@
-"""Models whose layers several owners share on one GPU, each with a queue of its own there: the bits of the CPU."""
+"""Models whose layers several owners share, on one GPU with a queue for each, or on two GPUs: the bits of the CPU."""
 
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import engine
 from engine import loading
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.driver import list_devices
 from engine.decode.device import device_steps
 from tests.group.test_group import files
 from tests.models.test_stages import N_SEQUENCES, facts
@@ -53,6 +54,32 @@ def test_owners_on_one_gpu(name: str, n: int, tmp_path: Path, monkeypatch: pytes
     cpu = engine.load(**given, device="cpu")
     monkeypatch.setattr(loading, "open_device", open_device)
     llm = engine.load(**given, device=",".join(f"cuda:{i}" for i in range(n)), split_mode="tensor")
+    compare(cpu, llm)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "events"])
+@pytest.mark.parametrize(
+    "name",
+    together(
+        "shared by two", ["four heads", "hybrid", "hybrid mixture", "gemma4", "gemma4 assistant", "dflash", "biases"]
+    ),
+)
+def test_two_gpus(name: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of both wait for each other, or events order them."""
+    if len(list_devices()) < 2:
+        pytest.skip("needs two GPUs")
+    given: dict[str, Any] = files(name, tmp_path) | {"n_ctx": 256, "parallel": N_SEQUENCES}
+    cpu = engine.load(**given, device="cpu")
+    if not waits:
+        monkeypatch.setattr(Device, "runs_beside", lambda self, other: False)
+    llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
+    group: Any = llm.model.ops
+    assert group._gathering.waits is waits
+    compare(cpu, llm)
+
+
+def compare(cpu: engine.LLM, llm: engine.LLM) -> None:
+    """Passes, answers and drafts of a model that owners share have the bits of the same model on the CPU."""
     llm.compile()
     assert device_steps(llm.model) is not None  # the first owner chooses tokens
     expected, found = (list(facts(each, lambda model, sequence: [])) for each in (cpu, llm))

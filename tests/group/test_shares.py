@@ -40,6 +40,7 @@ def test_rows_without_heads_are_divided_evenly(size: int, n: int) -> None:
     check(cut, size)
     assert max(cut.counts) - min(cut.counts) <= 2 * STEP
     assert all(first % STEP == 0 for ((first, _),) in cut.runs)
+    assert cut.period == size
 
 
 @given(n_groups=st.integers(2, 40), widths=st.lists(st.integers(1, 9), min_size=1, max_size=6), n=OWNERS)
@@ -55,6 +56,12 @@ def test_an_owner_has_the_same_heads_in_all_segments(n_groups: int, widths: list
             assert all(inside.count(group) == width for group in inside)
             groups.append(sorted(set(inside)))
         assert all(each == groups[0] for each in groups)
+    p = cut.period
+    if len(set(widths)) == 1:
+        assert p == cut.size // len(cut.runs[0])
+    if p is not None:
+        found = [[i for i in range(cut.size) if first <= i % p < last] for (first, last), *_ in cut.runs]
+        assert found == elements(cut)
     check(cut.times(3), 3 * cut.size)
 
 

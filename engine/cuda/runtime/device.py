@@ -165,6 +165,8 @@ class Device:
         #: The pinned buffer for asynchronous copies, and the number of its bytes in use.
         self._staging: np.ndarray | None = None
         self._staged_bytes = 0
+        #: Words that kernels set, each with what it means.
+        self._alarms: list[tuple[np.ndarray, str]] = []
         #: Whether another device reads the memory of this one, in another stream.
         self._is_reached = False
         self._limit = limit
@@ -430,6 +432,25 @@ class Device:
             return None
         return _Owner(self._driver.cuMemHostUnregister, pointer)
 
+    def alarm(self, sentence: str) -> int:
+        """The address of an int32 in host memory.  After a kernel has set it, the next wait for the device raises DeviceError
+        with this sentence."""
+        word, address = self.pinned((1,), np.int32)
+        self._alarms.append((word, sentence))
+        return address
+
+    def check_alarms(self) -> None:
+        """Raise DeviceError if a kernel has set an alarm, and forget all of them."""
+        said = [sentence for word, sentence in self._alarms if word[0]]
+        if said:
+            for word, _ in self._alarms:
+                word[0] = 0
+            raise DeviceError(said[0])
+
+    def runs_beside(self, other: "Device") -> bool:
+        """Whether kernels of both devices run at the same time, whatever the number of their blocks."""
+        return other.info.index != self.info.index
+
     # --- kernels -----------------------------------------------------------------------------------------------
 
     def load(self, specialization: Specialization) -> Handle:
@@ -519,6 +540,7 @@ class Device:
         self._use()
         self._check(self._driver.cuStreamSynchronize(self._stream), what or self._so_far)
         self._first = True
+        self.check_alarms()
 
     def is_idle(self) -> bool:
         """Whether everything launched has ended.  Raises DeviceError if an operation has failed."""
@@ -527,6 +549,7 @@ class Device:
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
         self._check((status,), self._so_far)
+        self.check_alarms()
         return True
 
     @contextlib.contextmanager

@@ -69,6 +69,11 @@ class Recorder:
         """Bytes of memory for intermediate results."""
         return sum(pool.n_bytes for pool in self._pools.values())
 
+    @property
+    def role(self) -> Role:
+        """That of the pass that is being recorded, or of the one before."""
+        return next(role for role, pool in self._pools.items() if pool is self._pool)
+
     def record(
         self,
         forward: Callable[[], Tensor | None],
@@ -96,7 +101,7 @@ class Recorder:
     def together(self, others: "Sequence[Recorder]") -> Iterator[None]:
         """Add the launches of the others to the pass that is being recorded.  Until :meth:`meet`, each has its own list."""
         self._start = None
-        role = next(role for role, pool in self._pools.items() if pool is self._pool)
+        role = self.role
         self._others = list(others)
         self._devices = tuple(dict.fromkeys([self.device, *(other.device for other in others)]))
         for other in others:

@@ -59,6 +59,7 @@ __all__ = [
     "float_to_half",
     "fma",
     "fresh4",
+    "give_packet",
     "half_to_float",
     "halves",
     "hold",
@@ -73,6 +74,7 @@ __all__ = [
     "load1",
     "load2",
     "load4",
+    "load_packet",
     "mma16",
     "mma32",
     "mma32_onto",
@@ -201,6 +203,17 @@ fresh4, awaited = load4, load1
 def announce(p: Pointer, i: Register, value: Register) -> None:
     """Store one word."""
     p[i] = value
+
+
+def load_packet(packets: Pointer, at: Register) -> tuple[Register, ...]:
+    """Two words, uint32."""
+    return packets.words(2 * int(at), 2)
+
+
+def give_packet(packets: Pointer, at: Register, value: Register, number: Register) -> None:
+    """Store two words."""
+    for k, word in enumerate((value, number)):
+        packets[2 * int(at) + k] = np.uint32(int(word) & 0xFFFFFFFF)
 
 
 def prefetch(p: Pointer, i: Register, n_bytes: Register) -> None:

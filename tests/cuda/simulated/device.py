@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer
 from engine.cuda.runtime.driver import DeviceInfo
 from engine.cuda.runtime.simulator import run
-from engine.errors import DeviceMemoryError
+from engine.errors import DeviceError, DeviceMemoryError
 
 GAP = 1 << 20
 """Bytes between two allocations, so that an address past the end of one is in none."""
@@ -46,14 +46,45 @@ class SimulatedGraph:
         self.launches: list[tuple[Any, ...]] = []
         #: The devices whose launches are being recorded.
         self.members = [device]
+        #: The numbers of launches before which devices wait for each other.
+        self.joins = {0}
 
     @property
     def n_nodes(self) -> int:
         return len(self.launches)
 
     def launch(self) -> None:
-        self._device.waiting.extend(self.launches)
+        ends = [*sorted(self.joins), len(self.launches)]
+        for first, last in pairwise(ends):
+            self._device.waiting.extend(side_by_side(self.launches[first:last]))
         self._device.resume()
+
+
+def side_by_side(launches: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Launches in an order in which those that wait for packets of other devices find them.  Devices run up to such a launch;
+    then each of them only gives, and then they run it as it is."""
+    queues: dict[Any, deque[tuple[Any, ...]]] = {}
+    for launch in launches:
+        queues.setdefault(launch[0], deque()).append(launch)
+    while any(queues.values()):
+        for queue in queues.values():
+            while queue and polls_of(queue[0]) < 2:
+                yield queue.popleft()
+        heads = [queue.popleft() for queue in queues.values() if queue]
+        for device, specialization, grid, block, arguments in heads:
+            place = PLACE_OF_POLLS[specialization.kernel.name]
+            yield device, specialization, grid, block, (*arguments[:place], 0, *arguments[place + 1 :])
+        yield from heads
+
+
+def polls_of(launch: tuple[Any, ...]) -> int:
+    """How often a launch looks for a packet."""
+    place = PLACE_OF_POLLS.get(launch[1].kernel.name)
+    return 0 if place is None else launch[4][place]
+
+
+PLACE_OF_POLLS = {"gather": 6, "gather_quantize": 7, "gather_norm_quantize": 8}
+"""The places of the argument polls."""
 
 
 class SimulatedMark:
@@ -102,6 +133,7 @@ class SimulatedDevice:
         self._next = number * SPACE
         _devices[number] = self
         self.peers: list[SimulatedDevice] = []
+        self.alarms: list[tuple[np.ndarray, str]] = []
         self.capturing: SimulatedGraph | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------
@@ -187,6 +219,8 @@ class SimulatedDevice:
             assert self.capturing is None
             self.capturing = mark.graph
             mark.graph.members.append(self)
+        if self.capturing is not None:
+            self.capturing.joins.add(len(self.capturing.launches))
 
     def access(self, other: "SimulatedDevice") -> bool:
         if self.links and other is not self and other not in self.peers:
@@ -205,6 +239,21 @@ class SimulatedDevice:
     def pinned(self, shape: tuple[int, ...], dtype: Any, what: str = "", zeroed: bool = True) -> tuple[np.ndarray, int]:
         array = np.zeros(shape, dtype) if zeroed else np.full(shape, 0xFF, dtype)
         return array, self._map(array.reshape(-1).view(np.uint8))
+
+    def alarm(self, sentence: str) -> int:
+        word, address = self.pinned((1,), np.int32)
+        self.alarms.append((word, sentence))
+        return address
+
+    def check_alarms(self) -> None:
+        said = [sentence for word, sentence in self.alarms if word[0]]
+        if said:
+            for word, _ in self.alarms:
+                word[0] = 0
+            raise DeviceError(said[0])
+
+    def runs_beside(self, other: "SimulatedDevice") -> bool:
+        return False
 
     def resume(self) -> None:
         """Run the launches of a graph up to one that waits for the host."""
@@ -252,6 +301,7 @@ class SimulatedDevice:
     def synchronize(self, what: str = "") -> None:
         self.resume()
         assert not self.waiting, "a kernel waits for the host, which waits for it"
+        self.check_alarms()
 
     def is_idle(self) -> bool:
         self.resume()
@@ -268,6 +318,13 @@ class SimulatedDevice:
 
     def close(self) -> None:
         self._memory.clear()
+
+
+class WaitingDevice(SimulatedDevice):
+    """One whose kernels wait for those of other devices, which run at the same time."""
+
+    def runs_beside(self, other: SimulatedDevice) -> bool:
+        return True
 
 
 def use_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

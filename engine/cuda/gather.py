@@ -1,0 +1,299 @@
+"""Columns of several GPUs brought together at each of them, by packets that GPUs write into each other's memory.
+
+    give:  packet[t, i] of every other owner = (x[t, i], number), for the columns i that this owner has
+    take:  wait until packet[t, i] of this owner has the number; x[t, i] is its value, for all other columns
+Formula: none, bits are copied; then those of ``engine/cuda/products/quantize.py`` and ``engine/cuda/rms_norm.py``.
+Shapes: part float32 [rows, own columns]; packets: here, p0 to p6 uint32 [rows, n, 2], the word of the value and the number of
+    the exchange; out float32 [rows, n]; q, d, sums as in ``engine/cuda/products/quantize.py``; state, alarm int32 [1].
+    The columns of an owner are those with first <= i % period < last, in rising order.
+Who owns what: a thread gives, and stores or quantizes, the element of one column.  In ``gather_norm_quantize`` every block
+    also takes the whole row, for its sum of squares.
+Reduction order: that of the kernels without packets.
+Bytes moved: 8 per own element and other owner over the links; 8 per element, read again until it has come.
+
+A packet is stored and loaded as one word of 64 bits, so that a value cannot come without its number, and no order of several
+packets matters.  Numbers differ within a pass, and ``clear_packets`` begins a pass.  A packet that has not come after
+``polls`` loads sets ``state``, so that later kernels of the pass wait no longer, and ``alarm`` in the memory of the host.
+With polls = 0 a kernel only gives.
+
+Blocks that wait must not keep those away which give: there are at most ``BLOCKS`` for each multiprocessor, and no later
+kernel begins early before the packets have come.
+"""
+
+import numpy as np
+from numba import cuda
+
+from engine.cpu.rms_norm import NORM_CHAINS, norm_width
+from engine.cpu.runtime.flags import EXPIRED
+from engine.cuda.fold import fold256
+from engine.cuda.intrinsics import (
+    ACTIVATIONS,
+    announce,
+    awaited,
+    bits_float,
+    float_bits,
+    fma,
+    give_packet,
+    inverse_root,
+    let_next_begin,
+    load_packet,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
+from engine.ops.activation import KINDS
+
+PEERS = 7
+"""The most other owners."""
+
+BLOCKS = 2
+"""The most blocks for each multiprocessor."""
+
+POLLS = 1 << 22
+"""The number of times that a packet is loaded before its owner is given up.  Each takes about a microsecond."""
+
+f32 = np.float32
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+PLACES = (i32, i32, i32, i32, i32, i32)
+"""The types of n, period, first, last, number, polls."""
+
+PACKETS = (U32P, *[U32P] * PEERS, I32P, I32P)
+"""The types of here, the packets of the other owners, state and alarm."""
+
+
+@kernel(U32P, i32, I32P, threads=RUN)
+def clear_packets() -> KernelCode:
+    """No packet has come: here uint32 [n].  Grid: ceil(n / 1024)."""
+
+    @cuda.jit
+    def clear_packets(here, n, state):
+        let_next_begin()
+        wait_for_inputs()
+        i = I(cuda.blockIdx.x * 4 * RUN + cuda.threadIdx.x)
+        for _ in range(4):
+            if i < n:
+                here[i] = u32(0)
+            i = I(i + RUN)
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+            state[0] = I(0)
+
+    return clear_packets
+
+
+@device
+def is_own(i, period, first, last):
+    """Whether column i is one of this owner."""
+    within = I(i % period)
+    return within >= first and within < last
+
+
+@device
+def own_place(i, period, first, last):
+    """The place of column i among those of this owner."""
+    return I(I(i // period) * I(last - first) + I(i % period) - first)
+
+
+@device
+def expire(state, alarm):
+    """Note that a packet has not come."""
+    state[0] = I(EXPIRED)
+    announce(alarm, I(0), I(EXPIRED))
+
+
+@device
+def patience(polls, state):
+    """How often a packet is loaded: once if one has not come before."""
+    return I(1) if awaited(state, I(0)) != 0 else polls
+
+
+def make_give(n_peers: int) -> DeviceFunction:
+    """The device function ``give(peers, at, x, number)``: the packet ``at`` of every other owner = (x, number)."""
+
+    @device
+    def give(peers, at, x, number):
+        for k in range(n_peers):
+            give_packet(peers[k], at, float_bits(x), number)
+
+    return give
+
+
+@device
+def take(here, at, number, left, state, alarm):
+    """The value of the packet ``at`` as soon as it has the number."""
+    value, found = load_packet(here, at)
+    while I(found) != number and left > 1:
+        left = I(left - 1)
+        value, found = load_packet(here, at)
+    if I(found) != number:
+        expire(state, alarm)
+    return bits_float(I(value))
+
+
+@kernel(F32P, *PLACES, *PACKETS, F32P, threads=RUN, blocks=BLOCKS)
+def gather(n_peers: int) -> KernelCode:
+    """Grid: (ceil(n / 256), rows)."""
+    give = make_give(n_peers)
+
+    @cuda.jit
+    def gather(part, n, period, first, last, number, polls, here, p0, p1, p2, p3, p4, p5, p6, state, alarm, out):
+        t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * RUN + cuda.threadIdx.x)
+        at, x = I(t * n + i), f32(0.0)
+        wait_for_inputs()
+        if i < n:
+            if is_own(i, period, first, last):
+                own = I(I(n // period) * I(last - first))
+                x = part[t * own + own_place(i, period, first, last)]
+                give((p0, p1, p2, p3, p4, p5, p6), at, x, number)
+                # For kernels that take whole rows.
+                give_packet(here, at, float_bits(x), number)
+            elif polls > 0:
+                x = take(here, at, number, patience(polls, state), state, alarm)
+        let_next_begin()
+        if polls > 0 and i < n:
+            out[at] = x
+
+    return gather
+
+
+@kernel(F32P, F32P, *PLACES, f32_t, f32_t, f32_t, f32_t, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
+def gather_quantize(unit: int, source: str, n_peers: int, layout: int = NARROW) -> KernelCode:
+    """The rows as int8 with one scale per ``unit`` values.  The own columns are ``source``(gate, up), as in ``quantize``.
+
+    Grid: (rows, ceil(n / 256)).
+    """
+    store, give = make_store(unit, layout), make_give(n_peers)
+    plain, gated = source == "plain", source != "plain" and KINDS[source][0]
+    of = ACTIVATIONS.get(source)
+
+    @cuda.jit
+    def gather_quantize(
+        gate,
+        up,
+        n,
+        period,
+        first,
+        last,
+        number,
+        polls,
+        a0,
+        a1,
+        a2,
+        a3,
+        here,
+        p0,
+        p1,
+        p2,
+        p3,
+        p4,
+        p5,
+        p6,
+        state,
+        alarm,
+        q,
+        d,
+        sums,
+    ):
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
+        i = I(run * RUN + cuda.threadIdx.x)
+        at, x, inside = I(t * n + i), f32(0.0), i < n
+        wait_for_inputs()
+        if inside:
+            if is_own(i, period, first, last):
+                own = I(I(n // period) * I(last - first))
+                place = I(t * own + own_place(i, period, first, last))
+                x = up[place]
+                if not plain:
+                    x = of(gate[place] if gated else f32(0.0), x, a0, a1, a2, a3)
+                give((p0, p1, p2, p3, p4, p5, p6), at, x, number)
+            elif polls > 0:
+                x = take(here, at, number, patience(polls, state), state, alarm)
+        let_next_begin()
+        if polls > 0:
+            store(x, inside, t, run, n, tops, q, d, sums)
+
+    return gather_quantize
+
+
+@kernel(F32P, F32P, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
+def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) -> KernelCode:
+    """The rows, normalized, as int8 with one scale per ``unit`` values.
+
+    Grid: (ceil(n / 256), rows).
+    """
+    store, give, width = make_store(unit, layout), make_give(n_peers), norm_width.py_func(n)
+    n_x = -(-n // width)
+    exact = n % width == 0 and width == NORM_CHAINS
+
+    @cuda.jit
+    def gather_norm_quantize(
+        part,
+        weight,
+        eps,
+        columns,
+        period,
+        first,
+        last,
+        number,
+        polls,
+        here,
+        p0,
+        p1,
+        p2,
+        p3,
+        p4,
+        p5,
+        p6,
+        state,
+        alarm,
+        q,
+        d,
+        sums,
+    ):
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        words = cuda.local.array(n_x, np.uint32)
+        numbers = cuda.local.array(n_x, np.uint32)
+        thread, t, run = I(cuda.threadIdx.x), I(cuda.blockIdx.y), I(cuda.blockIdx.x)
+        i = I(run * RUN + thread)
+        inside, row, factor = i < n, I(t * n), f32(0.0)
+        if inside:
+            factor = weight[i]
+        wait_for_inputs()
+        if inside and is_own(i, period, first, last):
+            own = I(I(n // period) * I(last - first))
+            mine = part[t * own + own_place(i, period, first, last)]
+            give((p0, p1, p2, p3, p4, p5, p6), I(row + i), mine, number)
+            give_packet(here, I(row + i), float_bits(mine), number)
+        left, missing = patience(polls, state) if polls > 0 else I(0), polls > 0
+        while missing and left > 0:
+            # All loads of a round are in flight at once.
+            for k in range(n_x):
+                j = I(thread + k * width)
+                words[k], numbers[k] = load_packet(here, I(row + j) if exact or (thread < width and j < n) else row)
+            missing = False
+            for k in range(n_x):
+                missing = missing or I(numbers[k]) != number
+            left = I(left - 1)
+        if missing:
+            expire(state, alarm)
+        let_next_begin()
+        if polls > 0:
+            total, value = f32(0.0), f32(0.0)
+            for k in range(n_x):
+                x = bits_float(I(words[k]))
+                if not exact and (thread >= width or I(thread + k * width) >= n):
+                    x = f32(0.0)
+                total = fma(x, x, total)
+                if k == run:
+                    value = x
+            r = inverse_root(fold256(total, chains), f32(n), eps)
+            store(value * r * factor, inside, t, run, n, tops, q, d, sums)
+
+    return gather_norm_quantize
