@@ -333,6 +333,15 @@ def divided() -> Iterator[str]:
     return table(header, rows)
 
 
+def pair() -> Iterator[str]:
+    """Answers of one user, of models whose layers two GPUs share."""
+    rows: list[list[object]] = []
+    for name in data()["h200-pair"]["rates"]:
+        one, events, packets = (rate("h200-pair", name, how) for how in ("one", "events", "packets"))
+        rows.append([name, one, events, packets, ratio(packets, one)])
+    return table(["model", "one GPU", "two, with events", "two, with packets", "ratio"], rows)
+
+
 STEPS = (
     "a thread for each row, byte by byte",
     "four weights at a time",
@@ -404,6 +413,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "readme-cpu": readme_cpu,
     "readme-gpu": readme_gpu,
     "divided": divided,
+    "pair": pair,
     "ladder": ladder,
     "ladder-attention": ladder_attention,
     "quick-tests": quick_tests,
