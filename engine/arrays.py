@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from engine.limits import DECODE_ROWS
-
 
 class Value(Protocol):
     """The result of an operation; a device may defer its computation until it is used.
@@ -127,8 +125,6 @@ class Batch(Generic[A_co]):
         int32 [2, MOST_TOGETHER + 1].  Elements [0, r] after the last sequence are the number of rows.  None for other passes.
     ends: of such a pass, the numbers of rows up to and including each row whose logits are wanted, int32 [n].  None: the
         logits of the last rows are wanted.
-    longest: of a mixed decode pass of more than ``DECODE_ROWS`` rows, the most rows of one sequence, besides copies of the
-        last row: at most ``DECODE_ROWS``.
     """
 
     tokens: A_co
@@ -142,17 +138,11 @@ class Batch(Generic[A_co]):
     choice: SharedPositions | None = None
     runs: A_co | None = None
     ends: A_co | None = None
-    longest: int = 1
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return self.positions.size
-
-    @property
-    def run_rows(self) -> int:
-        """The most rows of one sequence, besides copies of the last row, or more."""
-        return self.longest if self.mixed and self.role is Role.DECODE and self.rows > DECODE_ROWS else self.rows
 
     def part(self, rows: slice) -> "Batch[A_co]":
         """Some of the rows, without ``per_layer``, ``runs`` and ``ends``."""
@@ -160,4 +150,4 @@ class Batch(Generic[A_co]):
         tokens, positions, sequences = (
             cast(A_co, array[rows]) for array in (self.tokens, self.positions, self.sequences)
         )
-        return Batch(tokens, positions, sequences, self.mixed, role=self.role, longest=self.longest)
+        return Batch(tokens, positions, sequences, self.mixed, role=self.role)

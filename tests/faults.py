@@ -810,6 +810,24 @@ FAULTS = (
         "on the GPU, the update of the state by a token is multiplied by the decay of this token",
         ("tests/cuda/simulated/test_delta_net.py::test_passes",),
     ),
+    Fault(
+        "a decay of the token itself, several sequences",
+        "delta net",
+        "engine/cuda/delta_inputs.py",
+        "if i > mine:",
+        "if i >= mine:",
+        "in steps of several sequences, updates by tokens before the step are multiplied by the decays of these tokens",
+        ("tests/cuda/simulated/test_delta_net.py::test_rows_of_several_sequences",),
+    ),
+    Fault(
+        "the state of a segment that ends, several sequences",
+        "delta net",
+        "engine/cuda/delta_steps.py",
+        "latest = advance(states, state_size * index)",
+        "latest = states",
+        "in steps of several sequences, every second segment of a sequence continues from an old state",
+        ("tests/cuda/simulated/test_delta_net.py::test_rows_of_several_sequences",),
+    ),
     # --- experts -------------------------------------------------------------------------------------------------
     Fault(
         "ties between experts, CPU",
@@ -1028,15 +1046,6 @@ FAULTS = (
         "slot = sequences[min(start, I(DECODE_ROWS - 1))]",
         "with more than 16 answers in a pass on a GPU, further ones write their tokens to the slot of the sixteenth",
         ("tests/cuda/simulated/test_steps.py::test_more_answers_than_have_drafts",),
-    ),
-    Fault(
-        "drafts in a pass of more than 16 rows",
-        "batching",
-        "engine/arrays.py",
-        "return self.longest if self.mixed",
-        "return 1 if self.mixed",
-        "the kernel of delta nets is compiled for eight rows of an answer, and the results of further drafts are wrong",
-        ("tests/cuda/simulated/test_delta_net.py::test_rows_of_several_sequences",),
     ),
     # --- receipts ------------------------------------------------------------------------------------------------
     Fault(

@@ -27,7 +27,9 @@ from engine.compile.jobs import Job
 from engine.cuda import (
     add,
     bandwidth,
+    delta_inputs,
     delta_net,
+    delta_steps,
     embed,
     glu,
     kda,
@@ -380,9 +382,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
                 self.device.write(target.address, np.pad(numbers, (0, more), "edge") if more else numbers)
             self._written[place.tokens.address] = batch
         most = most or self.max_rows
-        plan, is_started = self.plans.prepare(
-            forward, place, rows, asked, most, batch.mixed, batch.role, batch.longest, at_once
-        )
+        plan, is_started = self.plans.prepare(forward, place, rows, asked, most, batch.mixed, batch.role, at_once)
         wanted: list[Tensor] = []
         if plan.result is not None and n_logits:
             if batch.ends is not None and not prefill:  # a decode pass returns the logits of all rows
@@ -447,13 +447,12 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         mixed: bool = False,
         role: Role = Role.DECODE,
         most: int = 0,
-        longest: int = 1,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens, positions and slots, None: the backend's own; mixed, role, longest: see :class:`engine.arrays.Batch`; most:
-        the number of rows of the largest prefill pass, 0: ``max_rows``."""
+        tokens, positions and slots, None: the backend's own; mixed, role: see :class:`engine.arrays.Batch`; most: the number
+        of rows of the largest prefill pass, 0: ``max_rows``."""
         place = self._place(role, inputs)
-        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role, longest)
+        return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role)
 
     def jobs(self, model: Recordable[Tensor]) -> list[Job]:
         return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
@@ -701,7 +700,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
         given = (x, gates[0], beta, stride, *vectors, positions, sequences, *numbers)
         grid: tuple[int, ...]
-        if batch.run_rows > NARROW_ROWS:
+        if rows > NARROW_ROWS and not (batch.mixed and batch.role is Role.DECODE):
             several = batch.runs is not None
             padded, kinds = wide_delta_net.padded(rows, several), (True,) if several else ()
             y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
@@ -727,12 +726,22 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             self.keep_rows(memory.conv, x[last], batch if several else batch.part(last))
             return out
         lists = memory.keys, memory.deltas, memory.decays
+        if batch.mixed:
+            shapes = {"vectors": (net.n_k, 2 * d), "values": (net.n_v, d), "records": (net.n_v, delta_inputs.RECORD)}
+            found = {name: self.recorder.empty((rows, *shape)) for name, shape in shapes.items()}
+            kept = memory.conv, memory.keys, memory.decays
+            arguments = (*given, net.n_v, rows, length, segments, *kept, *found.values())
+            kernel = delta_inputs.delta_inputs(d, net.n_conv, net.n_v // net.n_k, net.grouped)
+            grid = delta_inputs.grid(net.n_k, net.n_v, rows)
+            self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, **found)
+            arguments = (*found.values(), positions, sequences, net.n_k, rows, segments)
+            arguments = (*arguments, memory.states, *lists[:2], out)
+            kernel, grid = delta_steps.delta_steps(d, net.grouped), delta_steps.grid(d, net.n_v, rows)
+            self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)
+            return out
         arguments = (*given, rows, length, segments, memory.conv, memory.states, *lists, out)
-        # The kernel of a single row is for passes of a single row.
-        most = matmul.compiled_rows(rows if rows <= NARROW_ROWS else max(2, batch.run_rows))
-        kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
-        grid = delta_net.grid(d, net.n_v, rows if batch.mixed else 1)
-        self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)
+        kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows), net.grouped)
+        self.recorder.launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, result=out)
         return out
 
     def short_conv(self, weight: Tensor, bcx: Tensor, memory: ShortConvCache[Tensor], batch: Batch[Tensor]) -> Tensor:

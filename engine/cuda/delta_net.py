@@ -6,27 +6,22 @@ Formula: that of ``engine/cpu/delta_net.py``: the state S before a segment of 16
     out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included;
     after the segment, S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements apart;
-    weight float32 [C, n_conv]; a, dt float32 [n_v]; positions, sequences int32 [rows]: the position of each row, and the
-    sequence to which it belongs; out float32 [rows, n_v d].  d is a multiple of 32, up to 128; rows is at most 16, so that
-    a pass ends at most one segment of a sequence.  The memory has a part for each sequence: ring float32 [sequences,
-    length, C], x of position p in row p % length, length >= rows + n_conv - 1; states float32 [sequences, segments, n_v, d,
-    d], segments >= 2, the state before segment n at index n % segments; keys float32 [sequences, 16 segments, n_k, d],
-    deltas float32 [sequences, 16 segments, n_v, d], decays float32 [sequences, 16 segments, n_v]: what position p adds in
-    row p % (16 segments).
-Runs: without ``mixed`` all rows are a run: those of sequences[0] at positions[0] and after.  In a mixed pass each row has
-    blocks of its own: those of the first row of a run compute all of it, the others end at once.  Rows may be repeated as
-    in ``engine/cpu/delta_net.py``: copies of the last row of a run directly after it belong to it, and get its result; a
-    copy elsewhere of the first row of a run is a run that computes and stores the same bits.  Both may be computed at the
-    same time, because a run stores at its own positions and in the next segment, and reads what precedes it.
-Who owns what: a block owns 16 rows of the state of one head, for one run.  8 lanes hold one of them, lane l the elements 4
-    l + 32 m .. + 3, and in the same way the key of one of the 16 tokens of the segment.  What earlier passes have stored is
-    in flight before ``wait_for_inputs``.  What all rows of a state need of a token, each block computes again: q and k by a
-    thread per channel, their norms by a warp each; v by the lanes of its row, a token each; e and beta' of all tokens by a
-    warp each; the dots of its key with those of the tokens by the lanes that hold it.
+    weight float32 [C, n_conv]; a, dt float32 [n_v]; positions, sequences int32 [rows]: the position of each row, which is
+    that of the first and the rows before it, and its sequence, which all have in common; out float32 [rows, n_v d].  d is a
+    multiple of 32, up to 128; rows is at most 16, so that a pass ends at most one segment.  The memory has a part for each
+    sequence: ring float32 [sequences, length, C], x of position p in row p % length, length >= rows + n_conv - 1; states
+    float32 [sequences, segments, n_v, d, d], segments >= 2, the state before segment n at index n % segments; keys float32
+    [sequences, 16 segments, n_k, d], deltas float32 [sequences, 16 segments, n_v, d], decays float32 [sequences, 16 segments,
+    n_v]: what position p adds in row p % (16 segments).  Rows of several sequences: ``engine/cuda/delta_steps.py``.
+Who owns what: a block owns 16 rows of the state of one head.  8 lanes hold one of them, lane l the elements 4 l + 32 m .. +
+    3, and in the same way the key of one of the 16 tokens of the segment.  What earlier passes have stored is in flight
+    before ``wait_for_inputs``.  What all rows of a state need of a token, each block computes again: q and k by a thread per
+    channel, their norms by a warp each; v by the lanes of its row, a token each; e and beta' of all tokens by a warp each;
+    the dots of its key with those of the tokens by the lanes that hold it.
 Reduction order: that of ``engine/cpu/delta_net.py``; the sums over tokens are computed in each of the 8 lanes.  Chain c of a
     dot is element c % 4 of lane c // 4.
-Bytes moved, for each run: 4 d^2 n_v read, and as many written if it ends a segment; d / 16 times the lists of the segment
-    read from the L2 cache: 4 n_v d for keys and as many for deltas of each token.
+Bytes moved: 4 d^2 n_v read, and as many written if the pass ends a segment; d / 16 times the lists of the segment, read from
+    the L2 cache: 4 n_v d for keys and as many for deltas of each token.
 """
 
 import numpy as np
@@ -157,7 +152,7 @@ def make_absorb(d: int, pitch: int, first: int = 0, n: int = SEGMENT) -> DeviceF
 
 
 def grid(d: int, n_v: int, runs: int = 1) -> tuple[int, int, int]:
-    """The grid of ``delta_net``; runs: the number of rows of a mixed pass, each of which may begin a run; otherwise 1."""
+    """The grid of ``delta_net``; runs: that of other kernels with blocks for so many runs."""
     return d // COLUMNS, n_v, runs
 
 
@@ -172,7 +167,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, segments, ring,
     states, keys, deltas, decays, out.  No kernel of the same chain writes the positions, the sequences, or what is stored for
     earlier positions: that is read before ``wait_for_inputs``.
-    Grid: ``grid(d, n_v)``, or ``grid(d, n_v, rows)`` for a mixed pass, blocks of ``THREADS``.
+    Grid: ``grid(d, n_v)``, blocks of ``THREADS``.
     """
     back = n_conv - 1
     single = most == 1
@@ -263,28 +258,13 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         mine = I(thread >> 3)
         first_column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS)
         column = I(first_column + mine)
-        # The first row of the run, and its number of rows.
-        begin, n_rows = I(0), I(1) if single else rows
+        n_rows = I(1) if single else rows
         place, sequence = positions[0], sequences[0]
         share = I(U(n_v) // U(n_k)) if grouped else I(1)
         group = I(U(head) // U(share) if grouped else U(head) % U(n_k))
         width = I(I(2 * n_k + n_v) * d)
         # One of the heads that share a key stores what they share.
         stores = (U(head) % U(share) == 0 if grouped else head < n_k) and cuda.blockIdx.x == 0
-        if not single and cuda.gridDim.z > 1:
-            # A mixed pass.
-            begin = I(cuda.blockIdx.z & 0xFFFF)
-            place, sequence = positions[begin], sequences[begin]
-            if begin > 0 and sequences[begin - 1] == sequence:
-                ahead = I(place - positions[begin - 1])
-                if ahead == 0 or ahead == 1:
-                    # The blocks of another row compute this one.
-                    wait_for_inputs()
-                    return
-            end = I(begin + 1)
-            while end < rows and sequences[end] == sequence and positions[end] == place + (end - begin):
-                end = I(end + 1)
-            n_rows = I(end - begin)
         # Where the first row goes.
         ring_row, segment, at = I(U(place) % U(length)), I(U(place) // U(SEGMENT)), I(U(place) % U(SEGMENT))
         index = I(U(segment) % U(segments))
@@ -355,18 +335,18 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         speed, offset = a[head], dt[head]
 
         wait_for_inputs()
-        fetch(x, begin, I(begin + n_rows), width, channels, thread, new)
+        fetch(x, I(0), n_rows, width, channels, thread, new)
         gate = F(0.0)
         if warp >= n_warps - 2 and lane < n_rows:
             gates = alpha if warp == n_warps - 2 else beta
-            gate = gates[I(I(begin + lane) * stride) + head]
+            gate = gates[I(lane * stride) + head]
         for k in range(n_values):
             t = I(0) if single else I(own + k * LANES)
             if t < n_rows:
                 for j in range(n_conv):
                     from_row = I(t - (back - j))
                     if from_row >= 0:
-                        value_inputs[k * n_conv + j] = x[I(I(begin + from_row) * width) + value_channel]
+                        value_inputs[k * n_conv + j] = x[I(from_row * width) + value_channel]
         for k in range(n_values):
             t = I(0) if single else I(own + k * LANES)
             total_of_taps = F(0.0)
@@ -399,7 +379,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                                 ring[I(I(ring_base + row) * width) + channels[n]] = new[n * batch + b]
             first = I(first + batch)
             if not single and first < n_rows:
-                fetch(x, I(begin + first), I(begin + n_rows), width, channels, thread, new)
+                fetch(x, first, n_rows, width, channels, thread, new)
         if lane < n_rows:
             if warp == n_warps - 2:
                 new_decays[lane] = decay_of(speed, gate + offset)
@@ -489,7 +469,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 result = fma(own_weights[t], delta, result)
                 if own == 0:
                     deltas[I(I(I(index * SEGMENT + token) * n_v) * d) + column] = delta
-                    out[I(I(I(begin + t) * n_v + head) * d) + column] = result
+                    out[I(I(t * n_v + head) * d) + column] = result
                 if thread == 0 and cuda.blockIdx.x == 0:
                     decays[I(I(index * SEGMENT + token) * n_v)] = e
                 t = I(t + 1)
@@ -512,14 +492,6 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     u[i] = F(0.0)
                 at, total = I(0), F(1.0)
             first = end
-        if not single and cuda.gridDim.z > 1 and own == 0:
-            # Copies of the last row; the thread has stored its result itself.
-            last = I(begin + n_rows - 1)
-            result = out[I(I(last * n_v + head) * d) + column]
-            end = I(last + 1)
-            while end < rows and sequences[end] == sequences[last] and positions[end] == positions[last]:
-                out[I(I(end * n_v + head) * d) + column] = result
-                end = I(end + 1)
 
     return delta_net
 

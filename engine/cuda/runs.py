@@ -1,13 +1,52 @@
 """Runs: consecutive rows of a pass that belong to one sequence and have consecutive positions (``engine/cpu/runs.py``)."""
 
 import numpy as np
+from numba import cuda
 
+from engine.cuda.intrinsics import lanes_max, lanes_sum
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.limits import MOST_TOGETHER
 
 I = np.int32  # noqa: E741
 U = np.uint32
+
+
+@device
+def rows_of_run(positions, sequences, rows, begin, lane):
+    """The number of rows of the run that begins at row ``begin``; 0 if this row continues a run, or is a copy of the row
+    before.  All lanes of a warp call it.  The last lane has the row before, the others have this one and those after it."""
+    place, sequence = positions[begin], sequences[begin]
+    other = I(max(I(begin - 1), I(0))) if lane == 31 else min(I(begin + lane), I(rows - 1))
+    ahead, alike = I(positions[other] - place), sequences[other] == sequence
+    follows = lane == 31 and begin > 0 and alike and (ahead == 0 or ahead == -1)
+    member = lane < 31 and begin + lane < rows and alike and ahead == lane
+    first_other = I(-lanes_max(I(-32) if member else I(-lane)))
+    return I(0) if lanes_max(I(1) if follows else I(0)) > 0 else first_other
+
+
+@device
+def nth_run(positions, sequences, rows, number, lane):
+    """(the first row, the number of rows) of run ``number``; (-1, 0) if there are fewer.  All lanes of a warp call it."""
+    begin, first = I(-1), I(0)
+    while first < rows and begin < 0:
+        row = I(first + lane)
+        begins = False
+        if row < rows:
+            before = I(max(I(row - 1), I(0)))
+            ahead = I(positions[row] - positions[before])
+            begins = row == 0 or sequences[row] != sequences[before] or (ahead != 0 and ahead != 1)
+        bits = lanes_sum(I(I(1) << lane) if begins else I(0))
+        count = I(cuda.popc(bits))
+        if number < count:
+            rank = I(cuda.popc(I(bits & I(I(I(1) << lane) - 1))))
+            begin = I(lanes_max(row if begins and rank == number else I(-1)))
+        number, first = I(number - count), I(first + 32)
+    if begin < 0:
+        return begin, I(0)
+    row = min(I(begin + lane), I(rows - 1))
+    member = begin + lane < rows and sequences[row] == sequences[begin] and positions[row] - positions[begin] == lane
+    return begin, I(-lanes_max(I(-32) if member else I(-lane)))
 
 
 def make_find_run(mixed: bool, most: int) -> DeviceFunction:

@@ -61,7 +61,7 @@ class DeviceDrafts:
         rows = reads * n_entries
         n_logits = rows if n_entries > 1 else 1
         compute = cast(Forward[Tensor], pass_of(self.draft.passes, number))
-        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1, longest=reads)
+        return self._ops.plan(compute, rows, n_logits, self._inputs, n_entries > 1)
 
     def _block_plan(self, rows: int, n_entries: int) -> Plan | None:
         """The pass of a block of ``rows`` rows, those of the step that verifies it; None if the source has none."""

@@ -49,8 +49,6 @@ class GraphOperations(Protocol):
         n_logits: int,
         inputs: "Batch[Tensor] | None" = None,
         mixed: bool = False,
-        *,
-        longest: int = 1,
     ) -> "Plan":
         """A recorded pass."""
 

@@ -58,11 +58,9 @@ class GroupOperations:
         n_logits: int,
         inputs: "Batch[Tensor] | None" = None,
         mixed: bool = False,
-        *,
-        longest: int = 1,
     ) -> "Plan":
         """A recorded pass of all owners."""
-        return self._lead.plan(self._group.of_all(forward), rows, n_logits, inputs, mixed, longest=longest)
+        return self._lead.plan(self._group.of_all(forward), rows, n_logits, inputs, mixed)
 
     def include(self, plan: "Plan") -> None:
         """Launch its kernels in a graph that ``device`` captures."""

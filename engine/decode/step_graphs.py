@@ -7,7 +7,7 @@ from typing import NamedTuple
 from engine.cuda import accept, digest
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Graph
-from engine.cuda.runtime.plans import decode_size, longest_run, padded
+from engine.cuda.runtime.plans import decode_size, padded
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_drafts import DeviceDrafts
 from engine.decode.device_sampler import DeviceSampler
@@ -16,7 +16,6 @@ from engine.decode.running import InFlightRequest
 from engine.decode.stage_graphs import Launchable, Launches, StageGraphs
 from engine.decode.step_kind import kind_of, masked
 from engine.decode.step_rows import StepRows
-from engine.limits import DECODE_ROWS
 from engine.ops.model import AnyModel
 
 
@@ -60,19 +59,17 @@ class StepGraphs:
         """The graph of a step of these requests, or its two graphs if a request has a grammar.  rows_of: the number of rows
         of each; drafts: what makes their drafts on the device, or None."""
         kind, n, apart = kind_of(requests), len(requests), any(map(masked, requests))
-        used, most = sum(rows_of), max(rows_of)
+        used = sum(rows_of)
         rows = used if n == 1 else decode_size(used)
-        # Of passes of more rows, one for requests of few rows, and one for others.
-        longest = longest_run(most) if rows > DECODE_ROWS else 1
-        count = most - 1 if drafts is not None else 0
+        count = max(rows_of) - 1 if drafts is not None else 0
         entries, drafted = (1, 1) if n == 1 else (rows, padded(n))
         drafting = (count, drafted, drafts.scripted) if drafts is not None and count else ()
         digested = any(request.running.request.receipt for request in requests)
-        key = (rows, entries, longest, kind, apart, digested, drafting)
+        key = (rows, entries, kind, apart, digested, drafting)
         if key not in self._graphs:
             mixed = n > 1
             before = self._before.of(rows, mixed) if self._before is not None else None
-            self._ops.plan(self._compute, rows, rows, None, mixed, longest=longest)
+            self._ops.plan(self._compute, rows, rows, None, mixed)
             kernels: list[Specialization] = [accept.lay_out()]
             if drafts is not None and drafting:
                 kernels += drafts.kernels(count, drafted, rows, kind)
@@ -83,7 +80,7 @@ class StepGraphs:
                 self._device.load(kernel)  # before a capture begins
             place = self._rows.addresses(rows, mixed)
             lists = drafts.lists(kind.mode) if drafts is not None and drafting else None
-            plan = self._ops.plan(self._compute, rows, rows, None, mixed, longest=longest)
+            plan = self._ops.plan(self._compute, rows, rows, None, mixed)
             assert plan.result is not None
             logits, stride = plan.result.address, plan.result.shape[-1]
             where = (logits, stride, rows, place, self._rows.at.address)

@@ -21,7 +21,7 @@ from engine.cache.types import CHUNK, Types
 from engine.compile.jobs import Job
 from engine.errors import DeviceError
 from engine.gguf.file import GGUF
-from engine.limits import DECODE_ROWS, MOST_TOGETHER
+from engine.limits import MOST_TOGETHER
 from engine.models.classifier import Classifier, load_classifier
 from engine.models.config import ModelConfig
 from engine.models.drafter import Drafter, Fusion
@@ -466,8 +466,7 @@ class Model(Loader):
         rows = [np.array(values, np.int32) for values in (given, positions, slots)]
         if len(given) > step and (more := -len(given) % step):
             rows = [np.pad(values, (0, more), "edge") for values in rows]
-        longest = min(DECODE_ROWS, max(len(tokens) for _, tokens in parts))
-        return Batch(rows[0], rows[1], rows[2], mixed=len(parts) > 1, longest=longest)
+        return Batch(rows[0], rows[1], rows[2], mixed=len(parts) > 1)
 
     def memory(self, il: int, ops: Ops | None = None) -> Any:
         """The cache that layer il reads, a ``LayerMemory`` of the kind that its mixer specifies.

@@ -332,8 +332,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "compress": [(512, True, False, False), (128, True, True, True), (48, False, False, False)],
     "convolve": [(128, 4), (96, 3), (32, 1), (128, 4, True)],
     "couple": [(128,), (96,), (32, True), (128, False, True)],
+    "delta_inputs": [(128, 4, 3), (96, 3, 1), (32, 1, 2, True)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
     "delta_rule": [(128,), (96,), (32,), (128, True), (128, False, True)],
+    "delta_steps": [(128,), (96,), (32, True)],
     "down": [
         ("MXFP4", 4, False, 4, Finish(False, True)),
         ("Q8_0", 8, True, 2),

@@ -10,7 +10,7 @@ from engine.cuda.runtime.device import Device, Graph, shared_percent
 from engine.cuda.runtime.meeting import Meeting, MeetingGraph
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
-from engine.limits import DECODE_ROWS, MOST_TOGETHER
+from engine.limits import MOST_TOGETHER
 from engine.ops.executor import Forward
 
 WIDE_PLANS = 4
@@ -18,9 +18,9 @@ WIDE_PLANS = 4
 because prompts differ in length.  Of those that read several prompts, which have one of two numbers of logits, twice as many
 are kept."""
 
-Key = tuple[Forward[Tensor], int, int, int, bool, Role, int]
+Key = tuple[Forward[Tensor], int, int, int, bool, Role]
 """The forward function, the number of rows, the number of rows with logits, the address of the tokens, whether the pass is
-mixed, its role, and the most rows of a sequence."""
+mixed, and its role."""
 
 
 def padded(rows: int) -> int:
@@ -33,21 +33,15 @@ def decode_size(rows: int) -> int:
     return 96 if 64 < rows <= 96 else padded(rows)
 
 
-def longest_run(rows: int) -> int:
-    """The most rows of a sequence in recordings of mixed decode passes of more than ``DECODE_ROWS`` rows, for passes with
-    ``rows`` of them: one of two, like the kernels of delta nets."""
-    return DECODE_ROWS if rows > DECODE_ROWS // 2 else DECODE_ROWS // 2
-
-
 def logits_of_prompts(n_logits: int) -> int:
     """The number of logits of a pass that reads several prompts, of which ``n_logits`` are wanted: one of two, so that few
     recordings are needed."""
     return NARROW_ROWS if n_logits <= NARROW_ROWS else MOST_TOGETHER
 
 
-def rows_of(place: Batch[Tensor], rows: int, n_logits: int, mixed: bool, role: Role, longest: int = 1) -> Batch[Tensor]:
+def rows_of(place: Batch[Tensor], rows: int, n_logits: int, mixed: bool, role: Role) -> Batch[Tensor]:
     """The batch of the first ``rows`` rows of the inputs of a pass with ``n_logits`` logits."""
-    batch = replace(place.part(slice(rows)), mixed=mixed, role=role, longest=longest)
+    batch = replace(place.part(slice(rows)), mixed=mixed, role=role)
     if role is Role.DECODE or not mixed:
         return batch
     assert place.ends is not None
@@ -90,11 +84,10 @@ class Plans:
         most: int,
         mixed: bool = False,
         role: Role = Role.DECODE,
-        longest: int = 1,
     ) -> Plan:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
-        number of rows of the largest pass; mixed, role, longest: see :class:`engine.arrays.Batch`."""
-        return self.prepare(forward, place, rows, n_logits, most, mixed, role, longest, False)[0]
+        number of rows of the largest pass; mixed, role: see :class:`engine.arrays.Batch`."""
+        return self.prepare(forward, place, rows, n_logits, most, mixed, role, False)[0]
 
     def prepare(
         self,
@@ -105,7 +98,6 @@ class Plans:
         most: int,
         mixed: bool,
         role: Role,
-        longest: int,
         at_once: bool,
     ) -> tuple[Plan, bool]:
         """The pass of :meth:`plan`, and whether it has been started as a whole.
@@ -116,10 +108,7 @@ class Plans:
         at_once: whether to start the kernels of a prefill pass while it is recorded, if it has to be.  Its inputs must be in
         place.  For a few hundred tokens recording takes as long as the kernels.
         """
-        # The kernels of other passes do not depend on it.
-        longest = longest_run(longest) if mixed and role is Role.DECODE and rows > DECODE_ROWS else 1
-        key = (forward, rows, n_logits, place.tokens.address, mixed, role, longest)
-        often = role is Role.DECODE or rows == most
+        key, often = (forward, rows, n_logits, place.tokens.address, mixed, role), role is Role.DECODE or rows == most
         passing = not often and padded(rows) != rows
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         alike = [other for other in self.latest if other[4] is mixed] if passing else []
@@ -128,7 +117,7 @@ class Plans:
             del self.latest[alike[0]]
         starts = plan is None and at_once and not often and rows > NARROW_ROWS
         if plan is None:
-            batch = rows_of(place, rows, n_logits, mixed, role, longest)
+            batch = rows_of(place, rows, n_logits, mixed, role)
             start = partial(self._start_kernel, self._device) if starts else None
             plan = self._recorder.record(lambda: forward(batch, n_logits), role, start)
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)

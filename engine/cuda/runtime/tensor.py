@@ -76,6 +76,7 @@ class Launch(NamedTuple):
     - query, query_scales: rotated queries, float32, or int8 and its scales; words: keys and values as stored;
     - mass, values: the results of attention for each chunk: largest score and sum, and weighted values;
     - convolved, gates: the inputs of a gated delta rule: q, k, v of each row, and decay and rate;
+    - vectors, values, records: the same for rows of several sequences: q and k, v, and how tokens of a segment act on others;
     - logits, ids, weights, listed, items: the choice of experts, and pairs (row, expert) sorted by expert.
 
     finishes: whether the next launch starts only after this one has ended.

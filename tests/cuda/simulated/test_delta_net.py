@@ -186,6 +186,8 @@ def rows_of(runs: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
             (RUNS[:3], [0, 1, 2, 2, 3, 4, 4, 4, 0, 3]),
             # More rows than an answer has, and a run of more than 8.
             ([(0, 3, 13), (1, 16, 1), (2, 14, 3)], [*range(17)]),
+            # The most rows of an answer, from the beginning of a segment and over the end of one.
+            ([(1, 16, 16), (0, 25, 16)], [*range(32), 31, 31]),
             (RUNS, [0, 1, 2, 3, 4, 5, 6]),
             # More answers than have drafts, and copies of the last one.
             ([(slot, at, 1) for slot, at in enumerate([15, 16, 0, 31, *range(1, 15)])], [*range(18), 17, 17]),
@@ -211,7 +213,7 @@ def test_rows_of_several_sequences(gpu: backend.Backend, runs: list[tuple[int, i
         first += rows
     places, slots = gpu.upload(positions[copied]), gpu.upload(sequences[copied])
     inputs, given = gpu.upload(x[copied]), [gpu.upload(gates[copied])]
-    mixed = Batch(places, places, slots, True, longest=max(rows for *_, rows in runs))
+    mixed = Batch(places, places, slots, True)
     ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, mixed))
     assert ours.tobytes() == np.concatenate(expected)[copied].tobytes() and np.isfinite(ours).all()
     # Before position 0 the state is 0; the CPU writes that down, the GPU does not.

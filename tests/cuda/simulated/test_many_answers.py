@@ -11,7 +11,6 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
-from engine.arrays import Batch
 from engine.cuda import indexer
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import use_simulated
@@ -79,11 +78,3 @@ def test_passes_of_many_answers(
     for llm in (cpu, gpu):
         llm.reset()
         llm.check_pages()
-
-
-def test_the_rows_of_a_sequence() -> None:
-    """A decode pass of many rows of several sequences has a single one of each, unless it says how many."""
-    rows = {n: np.zeros(n, np.int32) for n in (16, 17)}
-    assert [Batch(x, x, x, mixed).run_rows for mixed in (False, True) for x in rows.values()] == [16, 17, 16, 1]
-    assert Batch(rows[17], rows[17], rows[17], True, longest=4).run_rows == 4
-    assert Batch(rows[17], rows[17], rows[17], True, longest=4).part(slice(17)).run_rows == 4

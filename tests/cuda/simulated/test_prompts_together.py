@@ -64,6 +64,6 @@ def test_prompts_together(tmp_path: Path, shape: str, cache_type: str, kernel: s
     assert contents(cpu) == contents(gpu)
     assert isinstance(gpu.ops, Backend)
     plans = {**gpu.ops.plans.kept, **gpu.ops.plans.latest}
-    own = [plan for (_, _, _, _, mixed, role, _), plan in plans.items() if mixed and role is Role.PREFILL]
+    own = [plan for (_, _, _, _, mixed, role), plan in plans.items() if mixed and role is Role.PREFILL]
     assert len(own) == 2
     assert all(kernel in {launch.kernel.kernel.name for launch in plan.launches} for plan in own)
