@@ -208,7 +208,7 @@ def test_blocks_of_warpgroups(gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatc
             given, before = gpu.upload(x), gpu.upload(residual)
             for groups, split in product(range(2, warpgroup_matmul.MOST_GROUPS[tiles] + 1), (1, 2, 4, 8)):
                 shape = warpgroup_chain.TileShape(tiles, groups, split)
-                monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *_, shape=shape: shape)
+                monkeypatch.setattr(warpgroup_matmul, "launches_of", lambda _, n, *__, shape=shape: ((n, shape),))
                 plan = gpu.record(partial(gpu.matmul_add, before, given, held))
                 gpu.start(plan)
                 what = f"{name} {rows} x {256 * units}, {k} rows, {shape}"

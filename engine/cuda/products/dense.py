@@ -7,6 +7,8 @@ from itertools import accumulate, groupby
 
 from engine.cuda.products import matmul as kernels
 from engine.cuda.products import warpgroup_chain, warpgroup_matmul, wide_matmul
+from engine.cuda.products.repack import TILE
+from engine.cuda.products.warpgroup_chain import TileShape
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
@@ -115,17 +117,59 @@ def _matmul_wide(
     tiles = list(accumulate(weight.tiles for weight in weights))
     spare = 3 - len(weights)
     given, units = weights + weights[:1] * spare, weights[0].columns // entry.unit
-    written: tuple[Argument, ...] = (
-        *(outputs + outputs[:1] * spare),
-        *(residual or 0, residual is not None),
-        *(tiles + [tiles[-1]] * spare),
-        *([weight.rows for weight in weights] + [0] * spare),
-    )
     if not by_warpgroups(recorder, weights[0]):
+        written: tuple[Argument, ...] = (
+            *(outputs + outputs[:1] * spare),
+            *(residual or 0, residual is not None),
+            *(tiles + [tiles[-1]] * spare),
+            *([weight.rows for weight in weights] + [0] * spare),
+        )
         kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
         recorder.launch(kernel, grid, threads, (*given, *written, units, *x, rows), **results(outputs))
         return
-    shape = warpgroup_matmul.shape_of(rows, tiles[-1], units, recorder.device.multiprocessors)
+    launches, first = warpgroup_matmul.launches_of(rows, tiles[-1], units, recorder.device.multiprocessors), 0
+    if any(weight.rows % TILE for weight in weights):
+        launches = ((tiles[-1], warpgroup_matmul.shape_of(rows, tiles[-1], units, recorder.device.multiprocessors)),)
+    for count, shape in launches:
+        _multiply_tiles(recorder, x, rows, weights, residual, outputs, (first, first + count), shape)
+        first += count
+
+
+def _multiply_tiles(
+    recorder: Recorder,
+    x: Int8,
+    rows: int,
+    weights: Sequence[DeviceWeight],
+    residual: Tensor | None,
+    outputs: list[Tensor],
+    which: tuple[int, int],
+    shape: TileShape,
+) -> None:
+    """Multiply some tiles by warpgroups: from the first of ``which`` up to the second, running over all matrices."""
+    entry, units = weights[0].format, weights[0].columns // weights[0].format.unit
+    given: list[int] = []
+    out: list[int] = []
+    ends: list[int] = []
+    n_rows: list[int] = []
+    begin = skipped = 0
+    for weight, output in zip(weights, outputs, strict=True):
+        # The part of the matrix.
+        low, high = max(which[0] - begin, 0), min(which[1] - begin, weight.tiles)
+        begin += weight.tiles
+        if low < high:
+            skipped = low
+            given.append(weight.address + low * units * TILE * entry.unit_bytes)
+            out.append(output.address + 4 * TILE * low)
+            ends.append(high - low)
+            n_rows.append(weight.rows)
+    tiles, spare = list(accumulate(ends)), 3 - len(given)
+    given += given[:1] * spare
+    written: tuple[Argument, ...] = (
+        *(out + out[:1] * spare),
+        *(residual.address + 4 * TILE * skipped if residual is not None else 0, residual is not None),
+        *(tiles + [tiles[-1]] * spare),
+        *(n_rows + [0] * spare),
+    )
     split = shape.split > 1
     chains = recorder.empty((warpgroup_matmul.chain_floats(shape, rows, tiles[-1]),)) if split else None
     kernel = warpgroup_matmul.matmul_warpgroups(entry.name, shape.tiles, shape.groups, split)

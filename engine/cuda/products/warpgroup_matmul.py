@@ -16,6 +16,7 @@ A block computes as in ``engine/cuda/products/warpgroup_chain.py``.
 """
 
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numba import cuda
@@ -47,7 +48,9 @@ UNIT_TIMES = {4: (0.24, 0.35), 8: (0.38, 0.48), 12: (0.0, 0.84), 16: (0.0, 1.01)
 BLOCK_TIMES, SPLIT_TIME = {4: 1.7, 8: 3.5, 12: 4.3, 16: 5.0}, 1.8
 """Microseconds to begin and to write results, and the same of blocks that share chains."""
 JOIN_TIME, JOIN_RATE = 1.5, 4.3e6
-"""Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one.
+"""Microseconds for a launch of ``matmul_chains``, and bytes that it and the stores before it move in one."""
+FURTHER_TIME = 1.0
+"""Microseconds for a second launch.
 
 All these follow from products of Q4_K on an H200 (docs/notebook.md, "Products of 17 to 128 rows"), but for those of 12 tiles,
 which lie between the others."""
@@ -58,17 +61,44 @@ def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> TileSha
     """The shape of the blocks for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows of ``units`` units: the one
     that should take the least time, one block on a multiprocessor at a time."""
     columns = layout_of(256, rows, warpgroups=True)
-    unit, further = UNIT_TIMES[columns]
+    shapes = (
+        TileShape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(MOST_GROUPS[columns], 1, -1)
+    )
+    return min(shapes, key=lambda shape: _time(shape, rows, tiles, units, multiprocessors))
 
-    def time(shape: TileShape) -> float:
-        x, y, z = shape.grid(rows, tiles)
-        own = min(units, CHAINS // shape.split * -(-units // CHAINS))
-        block = own * (unit + further * shape.groups) + (BLOCK_TIMES[columns] if z == 1 else SPLIT_TIME)
-        moved = 2 * 4 * chain_floats(shape, rows, tiles)
-        return -(-x * y * z // multiprocessors) * block + (JOIN_TIME + moved / JOIN_RATE if z > 1 else 0)
 
-    most = MOST_GROUPS[columns]
-    return min((TileShape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(most, 1, -1)), key=time)
+def _time(shape: TileShape, rows: int, tiles: int, units: int, multiprocessors: int) -> float:
+    """Microseconds of a launch with blocks of a shape."""
+    unit, further = UNIT_TIMES[shape.tiles]
+    x, y, z = shape.grid(rows, tiles)
+    own = min(units, CHAINS // shape.split * -(-units // CHAINS))
+    block = own * (unit + further * shape.groups) + (BLOCK_TIMES[shape.tiles] if z == 1 else SPLIT_TIME)
+    moved = 2 * 4 * chain_floats(shape, rows, tiles)
+    return -(-x * y * z // multiprocessors) * block + (JOIN_TIME + moved / JOIN_RATE if z > 1 else 0)
+
+
+Launches: TypeAlias = tuple[tuple[int, TileShape], ...]
+"""Of each launch the number of tiles, and the shape of its blocks."""
+
+
+@lru_cache(4096)
+def launches_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Launches:
+    """The launches of a product as in ``shape_of``, one or two.  Where a few tiles would be left for a last block of some
+    multiprocessors, the first launch has as many blocks for each multiprocessor, and smaller blocks share what is left."""
+    shape = shape_of(rows, tiles, units, multiprocessors)
+    one: Launches = ((tiles, shape),)
+    if rows > 8 * shape.tiles:
+        return one
+    found = [(_time(shape, rows, tiles, units, multiprocessors), one)]
+    for groups in range(MOST_GROUPS[shape.tiles], 1, -1):
+        whole = TileShape(shape.tiles, groups)
+        count = tiles // whole.warps // multiprocessors * multiprocessors * whole.warps
+        if 0 < count < tiles:
+            rest = shape_of(rows, tiles - count, units, multiprocessors)
+            time = _time(whole, rows, count, units, multiprocessors) + FURTHER_TIME
+            time += _time(rest, rows, tiles - count, units, multiprocessors)
+            found.append((time, ((count, whole), (tiles - count, rest))))
+    return min(found, key=lambda each: each[0])[1]
 
 
 def _areas(format: str, tiles: int, groups: int, split: bool) -> Areas:

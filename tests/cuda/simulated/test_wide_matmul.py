@@ -125,7 +125,7 @@ def test_blocks_of_warpgroups(
     second matrix in the same launch."""
     gpu.device.shared_memory = LARGE
     shape = warpgroup_chain.TileShape(tiles, groups, split)
-    monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *given: shape)
+    monkeypatch.setattr(warpgroup_matmul, "launches_of", lambda rows, n_tiles, *_: ((n_tiles, shape),))
     x, residual = activations(rows, units * 256), activations(rows, 21)
     matrices = [weight(FORMATS_BY_NAME[name], n, units * 256) for n in (21, 3)]
     given, before, held = gpu.upload(x), gpu.upload(residual), [gpu.weight(w) for w in matrices]
@@ -141,6 +141,33 @@ def test_blocks_of_warpgroups(
     assert names[1:] == [product_of] + [f"matmul_chains[{tiles}]"] * (split > 1)
     for ours, theirs in zip(plan.result, expected, strict=True):
         same(gpu.download(ours), theirs)
+
+
+@pytest.mark.parametrize(("first", "split"), few([(2, 2), (3, 1), (1, 8)], 1))
+def test_two_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch, first: int, split: int) -> None:
+    """One with the first tiles of 16 rows, and one with the others: part of a matrix, or one and part of another."""
+    gpu.device.shared_memory = LARGE
+    shapes = warpgroup_chain.TileShape(4, 2), warpgroup_chain.TileShape(4, 3, split)
+    monkeypatch.setattr(
+        warpgroup_matmul, "launches_of", lambda rows, n, *_: ((first, shapes[0]), (n - first, shapes[1]))
+    )
+    x, residual = activations(17, 512), activations(17, 64)
+    matrices = [weight(FORMATS_BY_NAME["Q4_K"], n, 512) for n in (64, 32)]
+    given, before, held = gpu.upload(x), gpu.upload(residual), [gpu.weight(w) for w in matrices]
+    plan = gpu.record(lambda: [*gpu.matmul(given, *held), gpu.matmul_add(before, given, held[0])])
+    gpu.start(plan)
+    expected = [*cpu.matmul(x, *matrices), cpu.matmul_add(residual, x, matrices[0])]
+    assert sum(launch.kernel.kernel.name == "matmul_warpgroups" for launch in plan.launches) == 4
+    for ours, theirs in zip(plan.result, expected, strict=True):
+        same(gpu.download(ours), theirs)
+
+
+def test_the_rest_of_a_product_is_shared() -> None:
+    """Where a few tiles are left after as many blocks for each multiprocessor, smaller blocks share them."""
+    whole, rest = warpgroup_chain.TileShape(4, 4), warpgroup_chain.TileShape(4, 2, 8)
+    assert warpgroup_matmul.launches_of(32, 2176, 20, 132) == ((2112, whole), (64, rest))
+    assert warpgroup_matmul.launches_of(32, 1024, 20, 132) == ((1024, warpgroup_chain.TileShape(4, 2)),)
+    assert [count for count, _ in warpgroup_matmul.launches_of(2048, 2176, 20, 132)] == [2176]
 
 
 @pytest.mark.parametrize(
