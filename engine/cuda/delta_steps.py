@@ -29,10 +29,9 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
-from engine.cuda.runs import run_of_block
+from engine.cuda.runs import nth_run
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.limits import DECODE_ROWS
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -40,13 +39,12 @@ U = np.uint32
 
 
 FEW_RUNS = 8
-"""Blocks for runs of a pass of more than ``DECODE_ROWS`` rows, or a quarter of its rows, if that is more."""
+"""Runs that have blocks of their own in any pass; of passes of more rows, a quarter of the rows have."""
 
 
 def grid(d: int, n_v: int, rows: int) -> tuple[int, int, int]:
-    """The grid of ``delta_steps``.  In passes of few rows, each row has blocks; those of more rows may have a run for each
-    row, or fewer, longer runs."""
-    return delta_net.grid(d, n_v, rows if rows <= DECODE_ROWS else max(FEW_RUNS, rows // 4))
+    """The grid of ``delta_steps``.  Passes of many rows may have a run for each row, or fewer, longer runs."""
+    return delta_net.grid(d, n_v, min(rows, max(FEW_RUNS, rows // 4)))
 
 
 def _make_dot(d: int) -> DeviceFunction:
@@ -94,9 +92,9 @@ def delta_steps(d: int, grouped: bool = False) -> KernelCode:
         head, n_v = I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y)
         column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS + (thread >> 3))
         number = I(cuda.blockIdx.z & 0xFFFF)
-        begin, n_rows = run_of_block(positions, sequences, rows, number, I(cuda.gridDim.z), lane)
+        begin, n_rows = nth_run(positions, sequences, rows, number, lane)
         if begin < 0:
-            # The blocks of another row compute this one, or there are fewer runs than blocks.
+            # There are fewer runs than blocks.
             wait_for_inputs()
             return
         while begin >= 0:
@@ -179,6 +177,6 @@ def delta_steps(d: int, grouped: bool = False) -> KernelCode:
                 to[0] = result
                 end, to = I(end + LANES), advance(to, I(LANES * I(n_v * d)))
             number = I(number + cuda.gridDim.z)
-            begin, n_rows = run_of_block(positions, sequences, rows, number, I(cuda.gridDim.z), lane)
+            begin, n_rows = nth_run(positions, sequences, rows, number, lane)
 
     return delta_steps

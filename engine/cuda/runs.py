@@ -49,16 +49,6 @@ def nth_run(positions, sequences, rows, number, lane):
     return begin, I(-lanes_max(I(-32) if member else I(-lane)))
 
 
-@device
-def run_of_block(positions, sequences, rows, number, n_blocks, lane):
-    """(the first row, the number of rows) of the run that block ``number`` of ``n_blocks`` computes; (-1, 0): none.  If there
-    is a block for each row, it is the run that begins at this row, which takes less time to find than ``nth_run``."""
-    if n_blocks != rows:
-        return nth_run(positions, sequences, rows, number, lane)
-    count = rows_of_run(positions, sequences, rows, number, lane) if number < rows else I(0)
-    return (number if count > 0 else I(-1)), count
-
-
 def make_find_run(mixed: bool, most: int) -> DeviceFunction:
     """The device function ``find_run(positions, sequences, t, position, sequence)``: the row of which row t is a copy, itself
     if it is none, and the number of rows of its run before that, counted up to ``most``, or further if it costs nothing.
