@@ -58,11 +58,12 @@ def test_a_quantized_encoder(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_reranker(tmp_path: Path) -> None:
+    """Short texts: a wide pass does not differ from that of ``test_an_encoder``."""
     path = EncoderCase("small", 1, 64, 2, 32, n_types=1, labels=1, padding=1).write_gguf(tmp_path / "a.gguf")
     cpu, gpu = (engine.load(path, device=device, n_ctx=32, n_threads=1, cache_type="f16") for device in ("cpu", "cuda"))
-    scores = cpu.scores(cpu.pooled(TEXTS))
-    assert gpu.scores(gpu.pooled(TEXTS)).tobytes() == scores.tobytes()
-    for text, score in zip(TEXTS, scores, strict=True):
+    scores = cpu.scores(cpu.pooled(TEXTS[:2]))
+    assert gpu.scores(gpu.pooled(TEXTS[:2])).tobytes() == scores.tobytes()
+    for text, score in zip(TEXTS[:2], scores, strict=True):
         assert gpu.scores(gpu.pooled([text]))[0] == score
 
 
