@@ -498,7 +498,9 @@ class Model(Loader):
         for ops, rows in self.remembered(length, sequence):
             # Parts before and after the end of a ring are concatenated, so that rings of another length can be restored.
             if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
-                arrays.append(np.concatenate(runs))
+                # A host has rings themselves; what a device has sent need not be copied again.
+                own = len(runs) == 1 and runs[0].base is None
+                arrays.append(runs[0] if own else np.concatenate(runs))
         return Snapshot(length, arrays)
 
     def restore(self, snapshot: Snapshot, sequence: Sequence) -> None:
