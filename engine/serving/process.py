@@ -171,6 +171,8 @@ def config_of(
         application,
         host=host,
         port=port,
+        # uvloop would give the backlog below to the system: then a single client waits, and others are refused.
+        loop="asyncio",
         http=protocol(limits, connections or Connections()),  # type: ignore[arg-type]
         ws="none",
         log_config=None,

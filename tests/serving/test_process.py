@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,3 +24,16 @@ def test_one_sentence_and_status_2(
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if not line.startswith("listening on")] == [lines[-1]]
     assert lines[-1].startswith("error: ")
+
+
+def test_uvloop_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With uvloop, the system lets a single client wait and refuses others."""
+
+    def new_event_loop() -> None:
+        raise AssertionError("uvloop is used")
+
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+    monkeypatch.setitem(sys.modules, "uvloop", SimpleNamespace(new_event_loop=new_event_loop))
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"GGUF broken")
+    assert serve.main(["-m", str(file), "--port", "0", "--device", "cpu"]) == 2
