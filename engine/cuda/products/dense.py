@@ -127,9 +127,13 @@ def _matmul_wide(
         kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
         recorder.launch(kernel, grid, threads, (*given, *written, units, *x, rows), **results(outputs))
         return
-    launches, first = warpgroup_matmul.launches_of(rows, tiles[-1], units, recorder.device.multiprocessors), 0
+    size = rows, tiles[-1], units, recorder.device.multiprocessors
     if any(weight.rows % TILE for weight in weights):
-        launches = ((tiles[-1], warpgroup_matmul.shape_of(rows, tiles[-1], units, recorder.device.multiprocessors)),)
+        # The kernel finds the end of a matrix by its number of rows, so it must begin at its first one.
+        launches: warpgroup_matmul.Launches = ((tiles[-1], warpgroup_matmul.shape_of(*size)),)
+    else:
+        launches = warpgroup_matmul.launches_of(*size)
+    first = 0
     for count, shape in launches:
         _multiply_tiles(recorder, x, rows, weights, residual, outputs, (first, first + count), shape)
         first += count
