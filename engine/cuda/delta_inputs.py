@@ -24,7 +24,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.recurrent import SEGMENT
-from engine.cuda.delta_net import BATCH, LANES, THREADS, make_part, make_spread
+from engine.cuda.delta_net import BATCH, LANES, THREADS, around, make_part, make_spread
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
@@ -86,13 +86,6 @@ def delta_inputs(d: int, n_conv: int, share: int, grouped: bool = False) -> Kern
     n_y, n_products, n_gates = most * 2 * d, most * 2 * SEGMENT, most * share
     n_own, n_warps = -(-share // LANES), THREADS // 32
     squares, part, spread = make_squares(d), make_part(d), make_spread(4)
-
-    @device
-    def around(i, n):
-        """i modulo n, for -n <= i < 2 n."""
-        if i < 0:
-            return I(i + n)
-        return I(i - n) if i >= n else i
 
     @device
     def fetch(x, first, rows, width, channels, thread, limit, new):

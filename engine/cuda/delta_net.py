@@ -67,10 +67,45 @@ BATCH = 4
 """Tokens whose inputs a thread loads at a time."""
 
 
-def make_part(d: int) -> DeviceFunction:
+@device
+def around(i, n):
+    """i modulo n, for -n <= i < 2 n."""
+    if i < 0:
+        return I(i + n)
+    return I(i - n) if i >= n else i
+
+
+def make_take(d: int, load: DeviceFunction) -> DeviceFunction:
+    """The device function ``take(x, z)``: x = the lane's d / 8 elements of a vector, of which ``load`` reads four at a time;
+    z: the vector from element 4 l on."""
+    n_runs = d // 32
+
+    @device
+    def take(x, z):
+        for m in range(n_runs):
+            words = load(z, 32 * m)
+            for k in range(4):
+                x[4 * m + k] = bits_float(I(words[k]))
+
+    return take
+
+
+def make_put(d: int) -> DeviceFunction:
+    """The device function ``put(to, x)``: store the lane's d / 8 elements of a vector; to: from element 4 l on."""
+    n_runs = d // 32
+
+    @device
+    def put(to, x):
+        for m in range(n_runs):
+            store4(to, 32 * m, x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3])
+
+    return put
+
+
+def make_part(d: int, load: DeviceFunction = vector4) -> DeviceFunction:
     """The device function ``part(row, z, chains)``: what a lane adds to the dot product of a row, d / 8 elements in each of 8
-    lanes, and a vector in shared memory: the sum of its 4 chains; z: the vector from element 4 l on; chains [4]:
-    registers."""
+    lanes, and a vector that ``load`` reads, by default from shared memory: the sum of its 4 chains; z: the vector from
+    element 4 l on; chains [4]: registers."""
     n_runs = d // 32
 
     @device
@@ -78,7 +113,7 @@ def make_part(d: int) -> DeviceFunction:
         for k in range(4):
             chains[k] = F(0.0)
         for m in range(n_runs):
-            words = vector4(z, 32 * m)
+            words = load(z, 32 * m)
             for k in range(4):
                 chains[k] = fma(row[4 * m + k], bits_float(I(words[k])), chains[k])
         return (chains[0] + chains[2]) + (chains[1] + chains[3])
@@ -86,10 +121,11 @@ def make_part(d: int) -> DeviceFunction:
     return part
 
 
-def make_dot(d: int) -> DeviceFunction:
+def make_dot(d: int, load: DeviceFunction = vector4) -> DeviceFunction:
     """The device function ``dot(row, z, chains)``: the dot product of a row, d / 8 elements in each of 8 lanes, and a vector
-    in shared memory, in each of the lanes; z: the vector from element 4 l on; chains [4]: registers."""
-    part = make_part(d)
+    that ``load`` reads, by default from shared memory, in each of the lanes; z: the vector from element 4 l on; chains [4]:
+    registers."""
+    part = make_part(d, load)
 
     @device
     def dot(row, z, chains):
@@ -183,6 +219,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
     n_warps = THREADS // 32
     pair = 1 if single else 2  # tokens whose dots are computed at a time
     squares, part, spread, absorb = make_squares(d), make_part(d), make_spread(4 * pair), make_absorb(d, d)
+    take, take_stored, put = make_take(d, vector4), make_take(d, stream4), make_put(d)
     n_dots = 4 * pair
     n_answers, n_weights, n_keys, n_before_deltas = (
         2 * COLUMNS * most,
@@ -191,27 +228,6 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         COLUMNS * SEGMENT,
     )
     n_each = n_before_deltas // THREADS
-
-    @device
-    def around(i, n):
-        """i modulo n, for -n <= i < 2 n."""
-        if i < 0:
-            return I(i + n)
-        return I(i - n) if i >= n else i
-
-    @device
-    def take_key(key, z):
-        """key = the lane's elements of a vector in shared memory, z: from element 4 l on."""
-        for m in range(n_runs):
-            words = vector4(z, 32 * m)
-            for k in range(4):
-                key[4 * m + k] = bits_float(I(words[k]))
-
-    @device
-    def put_key(to, key):
-        """Store the lane's elements of a key; to: from element 4 l on."""
-        for m in range(n_runs):
-            store4(to, 32 * m, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
 
     @device
     def fetch(x, first, rows, width, channels, thread, new):
@@ -281,17 +297,9 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         for k in range(n_state):
             state[k], key[k] = F(0.0), F(0.0)
         if segment > 0:
-            latest = advance(states, state_size * index)
-            for m in range(n_runs):
-                words = stream4(latest, 32 * m)
-                for k in range(4):
-                    state[4 * m + k] = bits_float(I(words[k]))
+            take_stored(state, advance(states, state_size * index))
         if mine < at:
-            known = advance(keys, I(I(index * SEGMENT + mine) * I(n_k * d)))
-            for m in range(n_runs):
-                words = stream4(known, 32 * m)
-                for k in range(4):
-                    key[4 * m + k] = bits_float(I(words[k]))
+            take_stored(key, advance(keys, I(I(index * SEGMENT + mine) * I(n_k * d))))
         for k in range(n_each):
             i = I(I(thread >> 4) + k * (THREADS // COLUMNS))
             value = F(0.0)
@@ -415,9 +423,9 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                         new_decay = decay * new_decays[t + p] if p == 0 else new_decay * new_decays[t + p]
                         if mine == token + p:
                             new_decay = F(1.0)
-                            take_key(key, advance(y, I(I(t + p) * (2 * d)) + I(d + 4 * own)))
+                            take(key, advance(y, I(I(t + p) * (2 * d)) + I(d + 4 * own)))
                             if stores:
-                                put_key(advance(keys, I(I(index * SEGMENT + token + p) * I(n_k * d))), key)
+                                put(advance(keys, I(I(index * SEGMENT + token + p) * I(n_k * d))), key)
                     if p == 0:
                         decay = new_decay
                 # The dots of the keys and of the rows of the state with the tokens' keys and queries.
@@ -485,9 +493,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     state[k] = state[k] * total
                 absorb(state, u, left, advance(all_keys, 4 * own))
                 index = around(I(index + 1), segments)
-                next_state = advance(states, state_size * index)
-                for m in range(n_runs):
-                    store4(next_state, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
+                put(advance(states, state_size * index), state)
                 for i in range(SEGMENT):
                     u[i] = F(0.0)
                 at, total = I(0), F(1.0)

@@ -16,22 +16,19 @@ from numba import cuda
 from engine.cache.recurrent import SEGMENT
 from engine.cuda import delta_net
 from engine.cuda.delta_inputs import LEFT, NUMBERS, RECORD
-from engine.cuda.delta_net import COLUMNS, LANES, THREADS
+from engine.cuda.delta_net import COLUMNS, LANES, THREADS, make_dot, make_put, make_take
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
     fma,
-    lane_xor,
     let_next_begin,
     load4,
-    store4,
     stream4,
     wait_for_inputs,
 )
-from engine.cuda.products.unpack import device
 from engine.cuda.runs import nth_run
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
-from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
+from engine.cuda.runtime.kinds import KernelCode
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -47,26 +44,6 @@ def grid(d: int, n_v: int, rows: int) -> tuple[int, int, int]:
     return delta_net.grid(d, n_v, min(rows, max(FEW_RUNS, rows // 4)))
 
 
-def _make_dot(d: int) -> DeviceFunction:
-    """The device function ``dot(row, z, chains)``: that of ``engine/cuda/delta_net.py``, of a vector in global memory."""
-    n_runs = d // 32
-
-    @device
-    def dot(row, z, chains):
-        for k in range(4):
-            chains[k] = F(0.0)
-        for m in range(n_runs):
-            words = load4(z, 32 * m)
-            for k in range(4):
-                chains[k] = fma(row[4 * m + k], bits_float(I(words[k])), chains[k])
-        total = (chains[0] + chains[2]) + (chains[1] + chains[3])
-        total = total + lane_xor(total, I(4))
-        total = total + lane_xor(total, I(2))
-        return total + lane_xor(total, I(1))
-
-    return dot
-
-
 @kernel(*[F32P] * 3, I32P, I32P, *[i32] * 3, *[F32P] * 4, threads=THREADS, blocks=5, cached=True)
 def delta_steps(d: int, grouped: bool = False) -> KernelCode:
     """Compute deltas and results of each head, and its state after a segment that ends; ``grouped``: neighbouring heads share
@@ -78,7 +55,7 @@ def delta_steps(d: int, grouped: bool = False) -> KernelCode:
     """
     n_runs = d // 32
     n_state = 4 * n_runs
-    dot = _make_dot(d)
+    dot, take_stored, put = make_dot(d, load4), make_take(d, stream4), make_put(d)
 
     @cuda.jit
     def delta_steps(vectors, values, records, positions, sequences, n_k, rows, segments, states, keys, deltas, out):
@@ -111,11 +88,7 @@ def delta_steps(d: int, grouped: bool = False) -> KernelCode:
             for k in range(n_state):
                 state[k] = F(0.0)
             if segment > 0:
-                latest = advance(own_states, state_size * index)
-                for m in range(n_runs):
-                    words = stream4(latest, 32 * m)
-                    for k in range(4):
-                        state[4 * m + k] = bits_float(I(words[k]))
+                take_stored(state, advance(own_states, state_size * index))
             for i in range(SEGMENT):
                 u[i] = F(0.0)
                 if i < token:
@@ -162,9 +135,7 @@ def delta_steps(d: int, grouped: bool = False) -> KernelCode:
                                     state[4 * m + k] = fma(share, bits_float(I(words[k])), state[4 * m + k])
                             own_keys = advance(own_keys, I(n_k * d))
                     index = I(0) if index == segments - 1 else I(index + 1)
-                    next_state = advance(own_states, state_size * index)
-                    for m in range(n_runs):
-                        store4(next_state, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
+                    put(advance(own_states, state_size * index), state)
                     for i in range(SEGMENT):
                         u[i] = F(0.0)
                     token = I(0)

@@ -42,6 +42,7 @@ from engine.ops.delta_net import DeltaNet
 from engine.ops.device import DeviceMemory, DeviceOperations
 from engine.ops.executor import Forward, SplitPass
 from engine.ops.experts import Experts
+from engine.ops.gathering import Gathering
 from engine.ops.heads import Heads
 from engine.ops.memory import Progress
 from engine.ops.operations import Ops
@@ -143,8 +144,8 @@ class DeviceGroup:
 
     def _gathered(self, x: Divided) -> Whole:
         """The columns of all owners, at every owner."""
-        gathering = self._gathering
-        if gathering is not None and gathering.takes(x.shape[0], x.cut):
+        if (found := self._to_gather(x)) is not None:
+            gathering, x = found
             return Whole(gathering.arrays(x.parts, x.cut))
         parts = [ops.plain(part) for ops, part in zip(self.owners, x.parts, strict=True)]
         self.lead.meet()
@@ -154,10 +155,18 @@ class DeviceGroup:
 
     def _inputs(self, x: Value) -> Whole:
         """x as the input of products that all owners record next."""
+        if (found := self._to_gather(x)) is None:
+            return x.whole()
+        gathering, x = found
+        return Whole(gathering.inputs(x.parts, x.cut))
+
+    def _to_gather(self, x: Value) -> tuple[Gathering, Divided] | None:
+        """What brings the columns of x together, and x; None if x has all of them, or if owners wait for each other and then
+        read."""
         gathering = self._gathering
         if gathering is None or not isinstance(x, Divided) or x.is_gathered or not gathering.takes(x.shape[0], x.cut):
-            return x.whole()
-        return Whole(gathering.inputs(x.parts, x.cut))
+            return None
+        return gathering, x
 
     @staticmethod
     def _joined(ops: Ops, cut: Cut, parts: Sequence[Any]) -> Any:
@@ -184,9 +193,9 @@ class DeviceGroup:
     spread_logits = _replicated("spread_logits")
 
     def rms_norm(self, x: Value, weight: Whole, eps: float) -> Whole:
-        gathering = self._gathering
-        if gathering is None or not isinstance(x, Divided) or x.is_gathered or not gathering.takes(x.shape[0], x.cut):
+        if (found := self._to_gather(x)) is None:
             return cast(Whole, self._by_all("rms_norm", (x, weight, eps), {}))
+        gathering, x = found
         return Whole(gathering.normalized(x.parts, x.cut, weight.copies, eps))
 
     # --- operations on columns -------------------------------------------------------------------------------------
