@@ -160,10 +160,8 @@ class Plans:
     def start(self, plan: Plan, then: Callable[[Launch], None] | None = None, which: slice = slice(None)) -> None:
         """Launch the kernels of a plan one by one.  then: called after each kernel has ended; which: the kernels to
         launch."""
-        meeting = self._meeting(plan)
-        meeting.gather()
-        self._launch(plan, plan.launches[which], then)
-        meeting.part()
+        with self._meeting(plan).turn():
+            self._launch(plan, plan.launches[which], then)
 
     def _launch(self, plan: Plan, launches: Sequence[Launch], then: Callable[[Launch], None] | None = None) -> None:
         """Launch kernels of a plan one by one, after everything that has been launched on its first device and before
