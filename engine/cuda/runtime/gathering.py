@@ -9,7 +9,6 @@ events.  Whether that works is tried when the group is made, by a graph with as 
 order the launches, so that packets have come before a kernel loads them.
 """
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,13 +137,11 @@ class PacketGathering:
         self._size = 8 * self._most * quantize.RUN
         self._packets = [device.allocate(2 * self._size, WHAT) for device in devices]
         self._states = [device.allocate(4, WHAT) for device in devices]
-        self._alarms = [
-            device.alarm(
-                f"{device.name} has waited too long for another GPU; run again, and if it persists, give each GPU some of "
-                'the layers (split_mode="layer").'
-            )
-            for device in devices
-        ]
+        # One for all, since several of them may wait in vain for the same reason.
+        self._alarm = devices[0].alarm(
+            f"{devices[0].name} has waited too long for another GPU; run again, and if it persists, give each GPU some of "
+            'the layers (split_mode="layer").'
+        )
         self._polls = gather.POLLS
         #: The number of exchanges of the pass, and whether its packets are cleared.
         self._latest, self._is_open = 0, False
@@ -227,7 +224,7 @@ class PacketGathering:
         peers = [packets.address + at for i, packets in enumerate(self._packets) if i != owner]
         spare = [0] * (gather.PEERS - len(peers))
         here = self._packets[owner].address + at
-        return places, (here, *peers, *spare, self._states[owner].address, self._alarms[owner])
+        return places, (here, *peers, *spare, self._states[owner].address, self._alarm)
 
     # --- a trial ---------------------------------------------------------------------------------------------------
 
@@ -265,9 +262,6 @@ class PacketGathering:
             read = [recorder.device.read(result.address, result.shape, result.dtype) for recorder, result in pairs]
             return all(np.array_equal(array, values) for array in read)
         except DeviceError:
-            for recorder in self._recorders:  # each may have set an alarm
-                with contextlib.suppress(DeviceError):
-                    recorder.device.synchronize()
             return False
         finally:
             self._polls = gather.POLLS
