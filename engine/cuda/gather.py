@@ -6,6 +6,7 @@ Formula: none, bits are copied; then those of ``engine/cuda/products/quantize.py
 Shapes: part float32 [rows, own columns]; packets: here, p0 to p6 uint32 [rows, n, 2], the word of the value and the number of
     the exchange; out float32 [rows, n]; q, d, sums as in ``engine/cuda/products/quantize.py``; state, alarm int32 [1].
     The columns of an owner are those with first <= i % period < last, in rising order.
+    In ``take_quantize``: packets [matrices, rows, n, 2].
 Who owns what: a thread gives, and stores or quantizes, the element of one column.  In ``gather_norm_quantize`` every block
     also takes the whole row, for its sum of squares.
 Reduction order: that of the kernels without packets.
@@ -15,6 +16,9 @@ A packet is stored and loaded as one word of 64 bits, so that a value cannot com
 packets matters.  Numbers differ within a pass, and ``clear_packets`` begins a pass.  A packet that has not come after
 ``polls`` loads sets ``state``, so that later kernels of the pass wait no longer, and ``alarm`` in the memory of the host.
 With polls = 0 a kernel only gives.
+
+Packets may have been given by the product that computes the columns (``engine/cuda/products/matmul.py``).  Then no column
+belongs to an owner here (first = last = 0): all of them are taken, before the kernel waits for its inputs.
 
 Blocks that wait must not keep those away which give: there are at most ``BLOCKS`` for each multiprocessor, and no later
 kernel begins early before the packets have come.
@@ -102,6 +106,7 @@ def own_place(i, period, first, last):
 @device
 def expire(state, alarm):
     """Note that a packet has not come."""
+    wait_for_inputs()
     state[0] = I(EXPIRED)
     announce(alarm, I(0), I(EXPIRED))
 
@@ -144,7 +149,8 @@ def gather(n_peers: int) -> KernelCode:
     def gather(part, n, period, first, last, number, polls, here, p0, p1, p2, p3, p4, p5, p6, state, alarm, out):
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * RUN + cuda.threadIdx.x)
         at, x = I(t * n + i), f32(0.0)
-        wait_for_inputs()
+        if first < last:
+            wait_for_inputs()
         if i < n:
             if is_own(i, period, first, last):
                 own = I(I(n // period) * I(last - first))
@@ -154,6 +160,7 @@ def gather(n_peers: int) -> KernelCode:
                 give_packet(here, at, float_bits(x), number)
             elif polls > 0:
                 x = take(here, at, number, patience(polls, state), state, alarm)
+        wait_for_inputs()
         let_next_begin()
         if polls > 0 and i < n:
             out[at] = x
@@ -221,6 +228,44 @@ def gather_quantize(unit: int, source: str, n_peers: int, layout: int = NARROW) 
     return gather_quantize
 
 
+@kernel(i32, i32, i32, f32_t, f32_t, f32_t, f32_t, U32P, I32P, I32P, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
+def take_quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
+    """The rows as int8 with one scale per ``unit`` values: ``source``(gate, up) of columns that products have given, as in
+    ``quantize``.  Packets [m, t, i]: those of gate, if there is one, come before those of up.
+
+    Grid: (rows, ceil(n / 256)).
+    """
+    store = make_store(unit, layout)
+    plain, gated = source == "plain", source != "plain" and KINDS[source][0]
+    of = ACTIVATIONS.get(source)
+
+    @cuda.jit
+    def take_quantize(n, number, polls, a0, a1, a2, a3, here, state, alarm, q, d, sums):
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
+        i = I(run * RUN + cuda.threadIdx.x)
+        at, x, inside = I(t * n + i), f32(0.0), i < n
+        if inside and polls > 0:
+            at_up, left = I(at + cuda.gridDim.x * n) if gated else at, patience(polls, state)
+            gate, first = load_packet(here, at)
+            up, second = load_packet(here, at_up)
+            while (I(first) != number or I(second) != number) and left > 1:
+                left = I(left - 1)
+                gate, first = load_packet(here, at)
+                up, second = load_packet(here, at_up)
+            if I(first) != number or I(second) != number:
+                expire(state, alarm)
+            x = bits_float(I(up))
+            if not plain:
+                x = of(bits_float(I(gate)), x, a0, a1, a2, a3)
+        wait_for_inputs()
+        let_next_begin()
+        if polls > 0:
+            store(x, inside, t, run, n, tops, q, d, sums)
+
+    return take_quantize
+
+
 @kernel(F32P, F32P, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
 def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) -> KernelCode:
     """The rows, normalized, as int8 with one scale per ``unit`` values.
@@ -265,7 +310,8 @@ def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) 
         inside, row, factor = i < n, I(t * n), f32(0.0)
         if inside:
             factor = weight[i]
-        wait_for_inputs()
+        if first < last:
+            wait_for_inputs()
         if inside and is_own(i, period, first, last):
             own = I(I(n // period) * I(last - first))
             mine = part[t * own + own_place(i, period, first, last)]
@@ -283,6 +329,7 @@ def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) 
             left = I(left - 1)
         if missing:
             expire(state, alarm)
+        wait_for_inputs()
         let_next_begin()
         if polls > 0:
             total, value = f32(0.0), f32(0.0)

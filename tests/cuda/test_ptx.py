@@ -408,6 +408,11 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "matmul_float": [("F16", False), ("F32", True), ("BF16", False)],
     "matmul_float_wide": [("BF16", 16, True, 4), ("F32", 8, False, 1)],
+    "matmul_give": [
+        (("Q4_K",), 1, True, True),
+        (("Q4_K", "Q4_K"), 1, False, False, 0, False, 1),
+        (("Q6_K",), 8, True, True, 0, True, 7),
+    ],
     "matmul_heads": [("Q8_0", 1), ("Q8_0", 16), ("Q4_K", 1), ("Q4_K", 8), ("Q5_0", 8), ("Q6_K", 16)],
     "matmul_heads_float": [("F32",), ("BF16",)],
     "matmul_join": [
@@ -516,6 +521,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "sort_pairs": [(), (128,), (32, True)],
     "weigh_products": [(True,), (False,)],
     "stream_weights": [()],
+    "take_quantize": [(256, "swiglu"), (256, "plain"), (32, "geglu")],
 }
 """Examples of the constants of each kernel; the first is the most common one."""
 
@@ -532,6 +538,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         "ld.shared.v4",
     ),
     "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
+    "matmul_give": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "st.relaxed.sys"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
     "matmul_wide": ("mma.sync.aligned.", "cp.async.", "ld.shared.v4"),
     **dict.fromkeys(

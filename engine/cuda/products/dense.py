@@ -104,6 +104,25 @@ def _matmul_quantized(
     recorder.launch(kernel, (tiles[-1],), 32 * kernels.warps(units, single > 0), arguments, **results(outputs))
 
 
+def computes(recorder: Recorder, results: Sequence[Tensor]) -> bool:
+    """Whether the latest launch is a product with these results, all of one shape, which :func:`give` can give."""
+    launch = recorder.latest
+    if launch is None or launch.kernel.kernel is not kernels.matmul_quantized:
+        return False
+    wanted = [(result.address, results[0].shape) for result in results]
+    return [(output.address, output.shape) for output in launch.outputs] == wanted
+
+
+def give(recorder: Recorder, n_peers: int, places: Sequence[int]) -> None:
+    """Let the product of the latest launch also give its results to ``n_peers`` other owners.  places: the further arguments
+    of ``matmul_give``."""
+    launch = recorder.latest
+    assert launch is not None
+    formats, most, add, deep, single, *biased = launch.kernel.constants
+    kernel = kernels.matmul_give(formats, most, add, deep, single, bool(biased), n_peers)
+    recorder.replace_latest(kernel, (*launch.arguments, *places))
+
+
 def _matmul_wide(
     recorder: Recorder,
     x: Int8,

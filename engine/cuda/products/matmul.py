@@ -4,6 +4,7 @@ Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ bias[r]) (+ residual[t, r])
 Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of
     ``engine/cuda/products/quantize.py``; out float32 [rows, R].
     Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
+    ``matmul_give`` also gives the results to other GPUs, as packets (``engine/cuda/gather.py``).
 Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c, or, in a kernel of a single unit per
     warp, unit c (``engine/cuda/products/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t
     + 1 of each 8.
@@ -11,7 +12,8 @@ Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil
     chain_c = fma(da_u, value_u, ... fma(da_first, value_first, 0)),  value_u = fma(dm_u, M_u, d_u * I_u)
     (value_u = d_u * I_u where the format has no minimum), I_u and M_u exact integers;
     out = ((((0 + chain_0) + chain_1) + ...) + chain_7) (+ bias) (+ residual).
-Bytes moved: each record once from memory, the activations once per block from the cache.
+Bytes moved: each record once from memory, the activations once per block from the cache; ``matmul_give``: 8 per result for
+    each owner, over the links to the others.
 """
 
 import numpy as np
@@ -19,10 +21,13 @@ from gguf import GGMLQuantizationType as T
 from numba import cuda
 
 from engine.cuda.fold import fold32
+from engine.cuda.gather import PEERS, make_give
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
+    float_bits,
     fma,
+    give_packet,
     half_to_float,
     let_next_begin,
     pointer,
@@ -54,34 +59,64 @@ def warps(units: int, single: bool) -> int:
     return units if single else -(-units // -(-units // CHAINS))
 
 
-def threads(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False) -> int:
+def threads(
+    formats: tuple[str, ...],
+    most: int,
+    add: bool,
+    deep: bool,
+    single: int = 0,
+    biased: bool = False,
+    n_peers: int = 0,
+) -> int:
     """Threads of the largest block of ``matmul_quantized``."""
     return 32 * (single or CHAINS)
 
 
-def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False) -> int:
+def resident(
+    formats: tuple[str, ...],
+    most: int,
+    add: bool,
+    deep: bool,
+    single: int = 0,
+    biased: bool = False,
+    n_peers: int = 0,
+) -> int:
     """Blocks per multiprocessor: three if 80 registers per thread are enough."""
     if single:
         return SINGLE_WARPS // single
     return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS", "Q5_1"} & set(formats) else 3
 
 
-@kernel(
-    *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32),
-    *(i32, U32P, F32P, U32P, i32, F32P),
-    threads=threads,
-    blocks=resident,
-)
-def matmul_quantized(
-    formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False
-) -> DeviceFunction:
-    """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
-    over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
-    ``deep``: see ``engine/cuda/products/chain.py``; ``single``: units of a row if each has a warp of its own, else 0;
-    ``biased``: the bias is added.
+def make_store(give: DeviceFunction | None = None) -> DeviceFunction:
+    """The device function ``store(out, n_rows, rows, m, t, r, x, to)``: result (t, r) of matrix m is x.
 
-    Grid: ends[last] blocks of 32 * ``warps(units, single)`` threads.
+    give: that of ``engine/cuda/gather.py`` if the result is also packet [m, t, first + r] of all owners; then ``to`` is n,
+        first, number, the own packets, and those of the others.
     """
+
+    @device
+    def store(out, n_rows, rows, m, t, r, x, to):
+        out[t * np.int64(n_rows) + r] = x
+
+    if give is None:
+        return store
+
+    @device
+    def store_and_give(out, n_rows, rows, m, t, r, x, to):
+        store(out, n_rows, rows, m, t, r, x, to)
+        n, first, number, here, peers = to
+        at = I(I(m * rows + t) * n + first + r)
+        give(peers, at, x, number)
+        give_packet(here, at, float_bits(x), number)
+
+    return store_and_give
+
+
+def make_product(
+    store: DeviceFunction, formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int, biased: bool
+) -> DeviceFunction:
+    """The device function of a block of :func:`matmul_quantized`, whose arguments it takes, and ``to`` for
+    :func:`make_store`."""
     kinds = [T[name] for name in formats]
     distinct = list(dict.fromkeys(kinds))
     several, three = len(kinds) > 1, len(kinds) > 2
@@ -94,24 +129,23 @@ def matmul_quantized(
     n_parts, n_scales = (single or CHAINS) * 16 * n_columns, single * n_columns or 1
     own_length = -(-single // CHAINS)
 
-    @cuda.jit
-    def matmul_quantized(
-        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias
+    @device
+    def product(
+        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias, to
     ):
-        let_next_begin()
         thread = I(cuda.threadIdx.x)
         warp, lane = I(thread >> 5), I(thread & 31)
         length = I(1) if single else I((units + CHAINS - 1) // CHAINS)
         first = I(warp * length)
         last = min(I(first + length), units)
-        tile = I(cuda.blockIdx.x)
+        tile, m = I(cuda.blockIdx.x), I(0)
         w, out, n_rows, kind, size = w0, out0, rows0, I(kind0), I(size0)
         if several and tile >= end0:
             if three and tile >= end1:
-                tile = I(tile - end1)
+                tile, m = I(tile - end1), I(2)
                 w, out, n_rows, kind, size = w2, out2, rows2, I(kind2), I(size2)
             else:
-                tile = I(tile - end0)
+                tile, m = I(tile - end0), I(1)
                 w, out, n_rows, kind, size = w1, out1, rows1, I(kind1), I(size1)
         acc = cuda.local.array(n_acc, np.float32)
         for k in range(n_acc):
@@ -157,17 +191,99 @@ def matmul_quantized(
                     for c in range(CHAINS):
                         if c * 32 < cuda.blockDim.x:
                             total = total + parts[c * (16 * n_columns) + i]
-                at = t * np.int64(n_rows) + r
                 if biased:
                     total = total + shift
                 if add:
-                    total = total + (before if columns == 1 or i == thread else residual[at])
-                out[at] = total
+                    total = total + (before if columns == 1 or i == thread else residual[t * np.int64(n_rows) + r])
+                store(out, n_rows, rows, m, t, r, total, to)
             if columns == 1:
                 break
             i = I(i + cuda.blockDim.x)
 
+    return product
+
+
+PRODUCT = (*(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32), *(i32, U32P, F32P, U32P, i32, F32P))
+"""The types of the arguments of ``matmul_quantized``."""
+
+
+@kernel(*PRODUCT, threads=threads, blocks=resident)
+def matmul_quantized(
+    formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False
+) -> KernelCode:
+    """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
+    over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
+    ``deep``: see ``engine/cuda/products/chain.py``; ``single``: units of a row if each has a warp of its own, else 0;
+    ``biased``: the bias is added.
+
+    Grid: ends[last] blocks of 32 * ``warps(units, single)`` threads.
+    """
+    product = make_product(make_store(), formats, most, add, deep, single, biased)
+
+    @cuda.jit
+    def matmul_quantized(
+        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias
+    ):
+        let_next_begin()
+        product(w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias, ())
+
     return matmul_quantized
+
+
+@kernel(*PRODUCT, i32, i32, i32, *[U32P] * (1 + PEERS), threads=threads, blocks=resident)
+def matmul_give(
+    formats: tuple[str, ...],
+    most: int,
+    add: bool,
+    deep: bool,
+    single: int = 0,
+    biased: bool = False,
+    n_peers: int = 1,
+) -> KernelCode:
+    """``matmul_quantized`` that also gives its results to ``n_peers`` other owners: out[t, r] of matrix m is packet
+    [m, t, first + r], uint32 [matrices, rows, n, 2].
+
+    Further arguments: n, first, and the number of the exchange; the own packets, and those of the others.
+    """
+    product = make_product(make_store(make_give(n_peers)), formats, most, add, deep, single, biased)
+
+    @cuda.jit
+    def matmul_give(
+        w0,
+        w1,
+        w2,
+        out0,
+        out1,
+        out2,
+        residual,
+        end0,
+        end1,
+        rows0,
+        rows1,
+        rows2,
+        units,
+        q,
+        d,
+        s,
+        rows,
+        bias,
+        n,
+        first,
+        number,
+        here,
+        p0,
+        p1,
+        p2,
+        p3,
+        p4,
+        p5,
+        p6,
+    ):
+        let_next_begin()
+        to = n, first, number, here, (p0, p1, p2, p3, p4, p5, p6)
+        product(w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias, to)
+
+    return matmul_give
 
 
 # --- float formats ---------------------------------------------------------------------------------------------

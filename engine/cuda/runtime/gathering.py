@@ -3,21 +3,25 @@
 Packets have two places, which exchanges use in turn.  An owner gives into a place for the second time only after it has taken
 the packets of the exchange between, and those come from an owner that has taken the ones before.
 
+If the columns are what the latest product of every owner computes, the products give them, so that the way over the links
+overlaps their end.  Nothing has been exchanged since, so this is still the order in which packets are taken.  Otherwise the
+kernels of the exchange give.
+
 If the owners are different GPUs, their kernels wait for each other: an exchange is a single launch at each owner, without
 events.  Whether that works is tried when the group is made, by a graph with as many exchanges as a long pass.  Otherwise
-(several owners on one GPU, a simulated GPU, or a trial that has failed) every owner gives in a launch of its own, and events
-order the launches, so that packets have come before a kernel loads them.
+(several owners on one GPU, a simulated GPU, or a trial that has failed) products give, or every owner gives in a launch of
+its own, and events order the launches, so that packets have come before a kernel loads them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.arrays import Role
 from engine.cuda import gather
-from engine.cuda.products import quantize
+from engine.cuda.products import dense, quantize
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.plans import Plans
 from engine.cuda.runtime.recorder import Int8, Recorder
@@ -35,22 +39,40 @@ TRIAL_POLLS = 1 << 18
 """``gather.POLLS`` of a trial."""
 
 
+class _Number(NamedTuple):
+    """The number of an exchange; is_given: whether all owners have given before a kernel takes."""
+
+    number: int
+    is_given: bool
+
+
 @dataclass
 class _Exchange:
-    """One exchange of a pass, or several if its rows are used more than once: their numbers."""
+    """One exchange of a pass, or several if its rows are used more than once.
+
+    parts: the columns of each owner.
+    """
 
     cut: Cut
-    numbers: list[int]
+    parts: Sequence[Any]
+    numbers: list[_Number] = field(default_factory=list)
 
 
-class _Columns(Deferred):
+class _Taking(NamedTuple):
+    """The arguments ``gather.PLACES`` and ``gather.PACKETS`` of a kernel; is_given: whether it only takes."""
+
+    places: tuple[int, ...]
+    packets: tuple[int, ...]
+    is_given: bool
+
+
+class _Rows(Deferred):
     """All columns of an exchange at one owner."""
 
     inputs = ()
 
-    def __init__(self, of: "PacketGathering", exchange: _Exchange, owner: int, part: Tensor | Deferred) -> None:
+    def __init__(self, of: "PacketGathering", exchange: _Exchange, owner: int) -> None:
         self._of, self._exchange, self._owner = of, exchange, owner
-        self._part = part
         self._uses = 0
 
     @property
@@ -58,67 +80,94 @@ class _Columns(Deferred):
         """The shape of the value."""
         return self._part.shape[0], self._exchange.cut.size
 
-    def _given(self) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """Arguments of a kernel that gives and takes: ``gather.PLACES`` and ``gather.PACKETS``."""
-        given = self._of.arguments(self._exchange, self._owner, self._uses)
-        self._uses += 1
-        return given
-
     @property
-    def _peers(self) -> int:
+    def peers(self) -> int:
+        """The number of other owners."""
         return self._of.n_owners - 1
 
+    @property
+    def _part(self) -> Tensor | Deferred:
+        part: Tensor | Deferred = self._exchange.parts[self._owner]
+        return part
 
-class _Rows(_Columns):
-    """The rows themselves."""
+    def take(self) -> _Taking:
+        """How the next launch brings the columns together."""
+        self._uses += 1
+        return self._of.take(self._exchange, self._owner, self._uses - 1)
+
+    def part(self, recorder: Recorder, taking: _Taking) -> Tensor | int:
+        """The own columns, if the next launch gives them."""
+        return 0 if taking.is_given else plain(recorder, self._part)
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that stores the rows."""
-        part = plain(recorder, self._part)
-        places, packets = self._given()
-        rows, columns = self.shape
-        grid = -(-columns // quantize.RUN), rows
-        recorder.launch(gather.gather(self._peers), grid, quantize.RUN, (part, *places, *packets, out), result=out)
+        taking, (rows, columns) = self.take(), self.shape
+        part = self.part(recorder, taking)
+        arguments = (part, *taking.places, *taking.packets, out)
+        recorder.launch(gather.gather(self.peers), _grid(rows, columns), quantize.RUN, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
-        """The rows as int8.  An activation of the own columns is computed by the same launch."""
-        part, kind, numbers = self._part, "plain", (0.0, 0.0, 0.0, 0.0)
+        """The rows as int8.  The same launch computes an activation: of the own columns, which it gives, or of all columns,
+        if products have given what it is computed from."""
+        taking, part, kind, numbers = self.take(), self._part, "plain", (0.0, 0.0, 0.0, 0.0)
         if isinstance(part, Gated):
             kind, numbers = part.activation.kind, part.activation.numbers
+        to, grid = recorder.int8(unit, *self.shape, layout=layout), _grid(*self.shape)[::-1]
+        if taking.is_given:
+            (n, *_, number, polls), (here, *_, state, alarm) = taking.places, taking.packets
+            given: tuple[Argument, ...] = n, number, polls, *numbers, here, state, alarm, *to
+            recorder.launch(gather.take_quantize(unit, kind, layout), grid, quantize.RUN, given, **to.outputs())
+            return to
+        if isinstance(part, Gated):
             gate, up = part.gate or part.up, part.up
         else:
             gate = up = plain(recorder, part)
-        to = recorder.int8(unit, *self.shape, layout=layout)
-        places, packets = self._given()
-        kernel = gather.gather_quantize(unit, kind, self._peers, layout)
-        rows, columns = self.shape
-        grid = rows, -(-columns // quantize.RUN)
-        arguments = (gate, up, *places, *numbers, *packets, *to)
+        kernel = gather.gather_quantize(unit, kind, self.peers, layout)
+        arguments: tuple[Argument, ...] = gate, up, *taking.places, *numbers, *taking.packets, *to
         recorder.launch(kernel, grid, quantize.RUN, arguments, **to.outputs())
         return to
 
 
-class _NormalizedRows(_Columns):
-    """rms_norm of the rows."""
+@dataclass
+class _NormalizedRows(Deferred):
+    """rms_norm of rows."""
 
-    def __init__(self, rows: _Rows, weight: Tensor, eps: float) -> None:
-        super().__init__(rows._of, rows._exchange, rows._owner, rows._part)
-        self._rows, self._weight, self._eps = rows, weight, eps
+    inputs = ()
+
+    rows: _Rows
+    weight: Tensor
+    eps: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.rows.shape
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launches that compute the value as float32."""
-        Normalized(self._rows.plain(recorder), self._weight, self._eps).write(recorder, out)
+        Normalized(self.rows.plain(recorder), self.weight, self.eps).write(recorder, out)
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        part, (rows, columns) = plain(recorder, self._part), self.shape
+        taking, (rows, columns) = self.rows.take(), self.shape
+        part = self.rows.part(recorder, taking)
         to = recorder.int8(unit, rows, columns, layout=layout)
-        places, packets = self._given()
-        kernel = gather.gather_norm_quantize(unit, columns, self._peers, layout)
-        grid = -(-columns // quantize.RUN), rows
-        arguments = (part, self._weight, self._eps, *places, *packets, *to)
-        recorder.launch(kernel, grid, quantize.RUN, arguments, **to.outputs())
+        kernel = gather.gather_norm_quantize(unit, columns, self.rows.peers, layout)
+        arguments = (part, self.weight, self.eps, *taking.places, *taking.packets, *to)
+        recorder.launch(kernel, _grid(rows, columns), quantize.RUN, arguments, **to.outputs())
         return to
+
+
+def _grid(rows: int, columns: int) -> tuple[int, int]:
+    """The grid of a kernel of an exchange: (runs of a row, rows)."""
+    return -(-columns // quantize.RUN), rows
+
+
+def _results(part: Tensor | Deferred) -> list[Tensor]:
+    """The results of products of which a part consists, if a kernel that takes them can compute it from them."""
+    if isinstance(part, Gated):
+        return [part.up] if part.gate is None else [part.gate, part.up]
+    return [part] if isinstance(part, Tensor) else []
 
 
 class PacketGathering:
@@ -133,8 +182,8 @@ class PacketGathering:
         self._recorders = tuple(recorders)
         devices = [recorder.device for recorder in recorders]
         self._most = gather.BLOCKS * min(device.multiprocessors for device in devices)
-        #: Bytes of the packets of one of the two places.
-        self._size = 8 * self._most * quantize.RUN
+        #: Bytes of the packets of one of the two places: for gates and what they multiply.
+        self._size = 2 * 8 * self._most * quantize.RUN
         self._packets = [device.allocate(2 * self._size, WHAT) for device in devices]
         self._states = [device.allocate(4, WHAT) for device in devices]
         # One for all, since several of them may wait in vain for the same reason.
@@ -163,11 +212,10 @@ class PacketGathering:
 
     def inputs(self, parts: Sequence[Any], cut: Cut) -> list[_Rows]:
         self._open()
-        exchange = _Exchange(cut, [])
+        exchange = _Exchange(cut, parts)
         if not self.waits:
-            parts = [plain(recorder, part) for recorder, part in zip(self._recorders, parts, strict=True)]
-            self._give(exchange, parts)
-        return [_Rows(self, exchange, i, part) for i, part in enumerate(parts)]
+            self._give(exchange)
+        return [_Rows(self, exchange, i) for i in range(self.n_owners)]
 
     def normalized(
         self, parts: Sequence[Any], cut: Cut, weights: Sequence[Tensor], eps: float
@@ -188,43 +236,61 @@ class PacketGathering:
             recorder.launch(gather.clear_packets(), (-(-n // (4 * quantize.RUN)),), quantize.RUN, given)
         self._recorders[0].meet()
 
-    def _give(self, exchange: _Exchange, parts: Sequence[Tensor]) -> None:
-        """Let every owner give in a launch of its own, and then wait for all of them."""
-        exchange.numbers.append(self._next())
-        rows, columns = parts[0].shape[0], exchange.cut.size
-        grid = -(-columns // quantize.RUN), rows
-        for i, (recorder, part) in enumerate(zip(self._recorders, parts, strict=True)):
-            places, packets = self.arguments(exchange, i, 0, polls=0)
-            recorder.launch(gather.gather(self.n_owners - 1), grid, quantize.RUN, (part, *places, *packets, 0))
+    def _give(self, exchange: _Exchange) -> None:
+        """Let every owner give, and then wait for all of them."""
+        number = self._number(exchange)
+        if not number.is_given:
+            exchange.parts = [plain(recorder, x) for recorder, x in zip(self._recorders, exchange.parts, strict=True)]
+            grid = _grid(exchange.parts[0].shape[0], exchange.cut.size)
+            for i, (recorder, part) in enumerate(zip(self._recorders, exchange.parts, strict=True)):
+                arguments = (
+                    part,
+                    *self._places(exchange.cut, i, number.number),
+                    0,
+                    *self._packets_of(i, number.number),
+                    0,
+                )
+                recorder.launch(gather.gather(self.n_owners - 1), grid, quantize.RUN, arguments)
+            exchange.numbers[0] = number._replace(is_given=True)
         self._recorders[0].meet()
 
-    def _next(self) -> int:
-        self._latest += 1
-        return self._latest
-
-    def arguments(
-        self, exchange: _Exchange, owner: int, use: int, polls: int | None = None
-    ) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """Arguments of the launch with which an owner gives and takes, ``gather.PLACES`` and ``gather.PACKETS``.
-
-        use: the number of earlier launches of this owner for the same exchange; polls: None: those that kernels need.
-        """
+    def take(self, exchange: _Exchange, owner: int, use: int) -> _Taking:
+        """How the next launch of an owner takes columns; use: the number of its earlier launches for the same exchange."""
         if not self.waits:
-            assert exchange.numbers[0] >= self._latest - 1, "other exchanges have used the packets"
-            number = exchange.numbers[0]
+            number, is_given = exchange.numbers[0]
+            assert number >= self._latest - 1, "other exchanges have used the packets"
         else:
-            if use == len(exchange.numbers):
-                exchange.numbers.append(self._next())
-            number = exchange.numbers[use]
-        if polls is None:
-            polls = self._polls if self.waits else 1
-        cut, at = exchange.cut, self._size * (number & 1)
+            number, is_given = exchange.numbers[use] if use < len(exchange.numbers) else self._number(exchange)
+        n, period, *own = self._places(exchange.cut, owner, number)
+        if is_given:
+            own = [0, 0, number]
+        polls = self._polls if self.waits else 1
+        return _Taking((n, period, *own, polls), self._packets_of(owner, number), is_given)
+
+    def _number(self, exchange: _Exchange) -> _Number:
+        """Another number of an exchange.  If the latest launches compute all of its parts, they give them."""
+        cut, pairs = exchange.cut, zip(self._recorders, map(_results, exchange.parts), strict=True)
+        is_given = cut.period == cut.size and all(dense.computes(recorder, results) for recorder, results in pairs)
+        self._latest += 1
+        if is_given:
+            for i, recorder in enumerate(self._recorders):
+                (first, _), packets = cut.runs[i][0], self._packets_of(i, self._latest)[: 1 + gather.PEERS]
+                dense.give(recorder, self.n_owners - 1, (cut.size, first, self._latest, *packets))
+        exchange.numbers.append(_Number(self._latest, is_given))
+        return exchange.numbers[-1]
+
+    def _places(self, cut: Cut, owner: int, number: int) -> tuple[int, ...]:
+        """``gather.PLACES`` without polls of an owner that gives."""
         assert cut.period is not None
-        places = cut.size, cut.period, *cut.runs[owner][0], number, polls
+        return cut.size, cut.period, *cut.runs[owner][0], number
+
+    def _packets_of(self, owner: int, number: int) -> tuple[int, ...]:
+        """``gather.PACKETS`` of an owner."""
+        at = self._size * (number & 1)
         peers = [packets.address + at for i, packets in enumerate(self._packets) if i != owner]
         spare = [0] * (gather.PEERS - len(peers))
         here = self._packets[owner].address + at
-        return places, (here, *peers, *spare, self._states[owner].address, self._alarm)
+        return here, *peers, *spare, self._states[owner].address, self._alarm
 
     # --- a trial ---------------------------------------------------------------------------------------------------
 

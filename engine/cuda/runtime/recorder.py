@@ -148,6 +148,17 @@ class Recorder:
         launch = Launch(kernel, grid, block, plain, written, names, False, self._number, self._stretch)
         self._launches.append(launch)
 
+    @property
+    def latest(self) -> Launch | None:
+        """The latest launch; None if there is none since :meth:`meet`."""
+        return self._launches[-1] if self._launches else None
+
+    def replace_latest(self, kernel: Specialization, arguments: Sequence[float]) -> None:
+        """Let another kernel, with the same grid and the same results, take the place of that of the latest launch, which has
+        not been started."""
+        assert self._launches and self.n_started < len(self._launches)
+        self._launches[-1] = self._launches[-1]._replace(kernel=kernel, arguments=tuple(arguments))
+
     def finish(self) -> None:
         """Let the next launch start only after the latest one has ended."""
         assert self._launches

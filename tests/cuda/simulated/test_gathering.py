@@ -144,13 +144,14 @@ def test_gpus_that_wait_for_each_other(shared: dict[str, Any], monkeypatch: pyte
     assert llm.complete(PROMPT, **OPTIONS).ids == expected
     plan = next(each for key, each in group.lead.plans.kept.items() if key[1] == 1)
     names = Counter(launch.kernel.kernel.name for launch in plan.launches if launch.device)
-    assert names["gather_quantize"] == 2 and names["gather_norm_quantize"] == 2
+    assert names["gather_quantize"] == names["take_quantize"] == 1 and names["gather_norm_quantize"] == 2
+    assert names["matmul_give"] == 3  # the results of the output matrix, of gate and up, and of down
     assert names["gather"] == names["quantize"] == names["activate"] == names["place_columns"] == 0
     missing = devices[1].launch
 
     def drop(specialization: Any, grid: Any, block: int, arguments: Any) -> None:
-        # The third exchange, some of whose packets the first one does not overwrite.
-        if specialization.kernel.name != "gather_quantize" or arguments[6] != 3:
+        # The product with the third exchange, some of whose packets the first one does not overwrite.
+        if specialization.kernel.name != "matmul_give" or arguments[20] != 3:
             missing(specialization, grid, block, arguments)
 
     with monkeypatch.context() as patch:

@@ -122,6 +122,7 @@ def test_the_lead_chooses_tokens(drafts: str, tmp_path: Path, monkeypatch: pytes
     assert {number for number, _ in started} == {0, 1}
     for kernels in (("draw",), ("begin_draft",) if drafts != "none" else ("accept",)):
         assert {number for number, name in started if name.startswith(kernels)} == {0}, kernels
+    assert {number for number, name in started if name.startswith("matmul_give")} == {0, 1}
 
 
 def test_a_gpu_that_fails_in_the_middle_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
