@@ -20,8 +20,10 @@ With polls = 0 a kernel only gives.
 Packets may have been given by the product that computes the columns (``engine/cuda/products/matmul.py``).  Then no column
 belongs to an owner here (first = last = 0): all of them are taken, before the kernel waits for its inputs.
 
-Blocks that wait must not keep those away which give: there are at most ``BLOCKS`` for each multiprocessor, and no later
-kernel begins early before the packets have come.
+Blocks that wait must not keep those away which give: there are at most ``BLOCKS`` for each multiprocessor.  The next kernel
+begins early when all of them have begun.  What begins before the packets have come is of the same pass, and on another GPU
+nothing of this pass waits for room: passes whose kernels wait run one after another on a GPU
+(``engine/cuda/runtime/meeting.py``).
 """
 
 import numpy as np
@@ -147,6 +149,7 @@ def gather(n_peers: int) -> KernelCode:
 
     @cuda.jit
     def gather(part, n, period, first, last, number, polls, here, p0, p1, p2, p3, p4, p5, p6, state, alarm, out):
+        let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * RUN + cuda.threadIdx.x)
         at, x = I(t * n + i), f32(0.0)
         if first < last:
@@ -161,7 +164,6 @@ def gather(n_peers: int) -> KernelCode:
             elif polls > 0:
                 x = take(here, at, number, patience(polls, state), state, alarm)
         wait_for_inputs()
-        let_next_begin()
         if polls > 0 and i < n:
             out[at] = x
 
@@ -206,6 +208,7 @@ def gather_quantize(unit: int, source: str, n_peers: int, layout: int = NARROW) 
         d,
         sums,
     ):
+        let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
         i = I(run * RUN + cuda.threadIdx.x)
@@ -221,7 +224,6 @@ def gather_quantize(unit: int, source: str, n_peers: int, layout: int = NARROW) 
                 give((p0, p1, p2, p3, p4, p5, p6), at, x, number)
             elif polls > 0:
                 x = take(here, at, number, patience(polls, state), state, alarm)
-        let_next_begin()
         if polls > 0:
             store(x, inside, t, run, n, tops, q, d, sums)
 
@@ -241,6 +243,7 @@ def take_quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
 
     @cuda.jit
     def take_quantize(n, number, polls, a0, a1, a2, a3, here, state, alarm, q, d, sums):
+        let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
         i = I(run * RUN + cuda.threadIdx.x)
@@ -259,7 +262,6 @@ def take_quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
             if not plain:
                 x = of(bits_float(I(gate)), x, a0, a1, a2, a3)
         wait_for_inputs()
-        let_next_begin()
         if polls > 0:
             store(x, inside, t, run, n, tops, q, d, sums)
 
@@ -301,6 +303,7 @@ def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) 
         d,
         sums,
     ):
+        let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         words = cuda.local.array(n_x, np.uint32)
@@ -330,7 +333,6 @@ def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) 
         if missing:
             expire(state, alarm)
         wait_for_inputs()
-        let_next_begin()
         if polls > 0:
             total, value = f32(0.0), f32(0.0)
             for k in range(n_x):
