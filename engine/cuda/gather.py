@@ -332,17 +332,19 @@ def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) 
             left = I(left - 1)
         if missing:
             expire(state, alarm)
+        x = f32(0.0)
+        if polls > 0:
+            total = f32(0.0)
+            for k in range(n_x):
+                found = bits_float(I(words[k]))
+                if not exact and (thread >= width or I(thread + k * width) >= n):
+                    found = f32(0.0)
+                total = fma(found, found, total)
+                if k == run:
+                    x = found
+            x = x * inverse_root(fold256(total, chains), f32(n), eps) * factor
         wait_for_inputs()
         if polls > 0:
-            total, value = f32(0.0), f32(0.0)
-            for k in range(n_x):
-                x = bits_float(I(words[k]))
-                if not exact and (thread >= width or I(thread + k * width) >= n):
-                    x = f32(0.0)
-                total = fma(x, x, total)
-                if k == run:
-                    value = x
-            r = inverse_root(fold256(total, chains), f32(n), eps)
-            store(value * r * factor, inside, t, run, n, tops, q, d, sums)
+            store(x, inside, t, run, n, tops, q, d, sums)
 
     return gather_norm_quantize

@@ -87,7 +87,7 @@ def resident(
     return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS", "Q5_1"} & set(formats) else 3
 
 
-def make_store(give: DeviceFunction | None = None) -> DeviceFunction:
+def make_store_result(give: DeviceFunction | None = None) -> DeviceFunction:
     """The device function ``store(out, n_rows, rows, m, t, r, x, to)``: result (t, r) of matrix m is x.
 
     give: that of ``engine/cuda/gather.py`` if the result is also packet [m, t, first + r] of all owners; then ``to`` is n,
@@ -116,7 +116,7 @@ def make_product(
     store: DeviceFunction, formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int, biased: bool
 ) -> DeviceFunction:
     """The device function of a block of :func:`matmul_quantized`, whose arguments it takes, and ``to`` for
-    :func:`make_store`."""
+    :func:`make_store_result`."""
     kinds = [T[name] for name in formats]
     distinct = list(dict.fromkeys(kinds))
     several, three = len(kinds) > 1, len(kinds) > 2
@@ -218,7 +218,7 @@ def matmul_quantized(
 
     Grid: ends[last] blocks of 32 * ``warps(units, single)`` threads.
     """
-    product = make_product(make_store(), formats, most, add, deep, single, biased)
+    product = make_product(make_store_result(), formats, most, add, deep, single, biased)
 
     @cuda.jit
     def matmul_quantized(
@@ -245,7 +245,7 @@ def matmul_give(
 
     Further arguments: n, first, and the number of the exchange; the own packets, and those of the others.
     """
-    product = make_product(make_store(make_give(n_peers)), formats, most, add, deep, single, biased)
+    product = make_product(make_store_result(make_give(n_peers)), formats, most, add, deep, single, biased)
 
     @cuda.jit
     def matmul_give(
