@@ -1,5 +1,6 @@
 """Models whose layers several owners share, on one GPU with a queue for each, or on two GPUs: the bits of the CPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,20 @@ def test_two_gpus(name: str, waits: bool, tmp_path: Path, monkeypatch: pytest.Mo
     group: Any = llm.model.ops
     assert group._gathering.waits is waits
     compare(cpu, llm)
+
+
+def test_two_models_on_the_same_gpus(tmp_path: Path) -> None:
+    """Threads that answer at the same time: kernels of one model do not keep away what those of the other one wait for."""
+    if len(list_devices()) < 2:
+        pytest.skip("needs two GPUs")
+    given: dict[str, Any] = files("four heads", tmp_path) | {"n_ctx": 256}
+    options: dict[str, Any] = {"max_tokens": 200, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+    expected = engine.load(**given, device="cpu").complete([1, 2, 3], **options).ids
+    orders = ("cuda:0,cuda:1", "cuda:1,cuda:0")
+    models = [engine.load(**given, device=order, split_mode="tensor") for order in orders]
+    with ThreadPoolExecutor() as threads:
+        found = [threads.submit(lambda llm: llm.complete([1, 2, 3], **options).ids, llm) for llm in models * 4]
+        assert all(each.result() == expected for each in found)
 
 
 def compare(cpu: engine.LLM, llm: engine.LLM) -> None:
