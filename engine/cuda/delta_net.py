@@ -505,7 +505,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
 # --- the norm of the results -----------------------------------------------------------------------------------
 
 
-def _make_gated_norm(d: int, swish: bool) -> DeviceFunction:
+def make_gated_norm(d: int, swish: bool) -> DeviceFunction:
     """The device function ``gated_norm(x, gate, weight, eps, at)``: element at + lane of ((x * r) * weight) * silu(gate), or
     sigmoid(gate) unless ``swish``; r = 1 / sqrt(sum(x^2) / d + eps) over its run of d elements
     (``engine/cpu/delta_net.py``).
@@ -540,7 +540,7 @@ def gated_norm(d: int, swish: bool = True) -> KernelCode:
 
     Arguments: x, weight [d], gate, eps, n, y.  Grid: ceil(n / 256), blocks of 256.
     """
-    normalize = _make_gated_norm(d, swish)
+    normalize = make_gated_norm(d, swish)
 
     @cuda.jit
     def gated_norm(x, weight, gate, eps, n, y):
@@ -565,7 +565,7 @@ def gated_norm_quantize(unit: int, d: int, layout: int = NARROW, swish: bool = T
 
     Arguments: x, weight [d], gate, eps, columns, q, d, sums.  Grid: (ceil(columns / 256), rows), blocks of 256.
     """
-    normalize = _make_gated_norm(d, swish)
+    normalize = make_gated_norm(d, swish)
     store = make_store(unit, layout)
 
     @cuda.jit

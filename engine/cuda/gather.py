@@ -106,6 +106,12 @@ def own_place(i, period, first, last):
 
 
 @device
+def own_columns(n, period, first, last):
+    """The number of columns of this owner."""
+    return I(I(n // period) * I(last - first))
+
+
+@device
 def expire(state, alarm):
     """Note that a packet has not come."""
     wait_for_inputs()
@@ -142,6 +148,28 @@ def take(here, at, number, left, state, alarm):
     return bits_float(I(value))
 
 
+def make_together(unit: int, n_peers: int, layout: int) -> DeviceFunction:
+    """A device function that brings the elements of a block of 256 together and quantizes them as ``make_store`` does:
+    ``together(x, inside, own, t, run, n, number, polls, here, peers, state, alarm, tops, q, d, sums)``.
+
+    x: the element of the thread if it is ``own``, which is given to the other owners; else it is taken.  All threads of the
+    block call it; inside: whether the element exists, the same for a whole warp.
+    """
+    store, give = make_store(unit, layout), make_give(n_peers)
+
+    @device
+    def together(x, inside, own, t, run, n, number, polls, here, peers, state, alarm, tops, q, d, sums):
+        at = I(I(t * n) + I(run * RUN) + cuda.threadIdx.x)
+        if own:
+            give(peers, at, x, number)
+        elif inside and polls > 0:
+            x = take(here, at, number, patience(polls, state), state, alarm)
+        if polls > 0:
+            store(x, inside, t, run, n, tops, q, d, sums)
+
+    return together
+
+
 @kernel(F32P, *PLACES, *PACKETS, F32P, threads=RUN, blocks=BLOCKS)
 def gather(n_peers: int) -> KernelCode:
     """Grid: (ceil(n / 256), rows)."""
@@ -156,8 +184,7 @@ def gather(n_peers: int) -> KernelCode:
             wait_for_inputs()
         if i < n:
             if is_own(i, period, first, last):
-                own = I(I(n // period) * I(last - first))
-                x = part[t * own + own_place(i, period, first, last)]
+                x = part[t * own_columns(n, period, first, last) + own_place(i, period, first, last)]
                 give((p0, p1, p2, p3, p4, p5, p6), at, x, number)
                 # For kernels that take whole rows.
                 give_packet(here, at, float_bits(x), number)
@@ -170,62 +197,35 @@ def gather(n_peers: int) -> KernelCode:
     return gather
 
 
-@kernel(F32P, F32P, *PLACES, f32_t, f32_t, f32_t, f32_t, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
+@kernel(F32P, F32P, f32_t, f32_t, f32_t, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
 def gather_quantize(unit: int, source: str, n_peers: int, layout: int = NARROW) -> KernelCode:
     """The rows as int8 with one scale per ``unit`` values.  The own columns are ``source``(gate, up), as in ``quantize``.
 
-    Grid: (rows, ceil(n / 256)).
+    Grid: (ceil(n / 256), rows).
     """
-    store, give = make_store(unit, layout), make_give(n_peers)
+    together = make_together(unit, n_peers, layout)
     plain, gated = source == "plain", source != "plain" and KINDS[source][0]
     of = ACTIVATIONS.get(source)
 
     @cuda.jit
     def gather_quantize(
-        gate,
-        up,
-        n,
-        period,
-        first,
-        last,
-        number,
-        polls,
-        a0,
-        a1,
-        a2,
-        a3,
-        here,
-        p0,
-        p1,
-        p2,
-        p3,
-        p4,
-        p5,
-        p6,
-        state,
-        alarm,
-        q,
-        d,
-        sums,
-    ):
+        gate, up, a0, a1, a2, a3, n, period, first, last, number, polls, here, p0, p1, p2, p3, p4, p5, p6, state, alarm, q,
+        d, sums,
+    ):  # fmt: skip
         let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
-        t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
-        i = I(run * RUN + cuda.threadIdx.x)
-        at, x, inside = I(t * n + i), f32(0.0), i < n
+        t, run = I(cuda.blockIdx.y), I(cuda.blockIdx.x)
+        i, x = I(run * RUN + cuda.threadIdx.x), f32(0.0)
+        inside = i < n
+        own = inside and is_own(i, period, first, last)
         wait_for_inputs()
-        if inside:
-            if is_own(i, period, first, last):
-                own = I(I(n // period) * I(last - first))
-                place = I(t * own + own_place(i, period, first, last))
-                x = up[place]
-                if not plain:
-                    x = of(gate[place] if gated else f32(0.0), x, a0, a1, a2, a3)
-                give((p0, p1, p2, p3, p4, p5, p6), at, x, number)
-            elif polls > 0:
-                x = take(here, at, number, patience(polls, state), state, alarm)
-        if polls > 0:
-            store(x, inside, t, run, n, tops, q, d, sums)
+        if own:
+            place = I(t * own_columns(n, period, first, last) + own_place(i, period, first, last))
+            x = up[place]
+            if not plain:
+                x = of(gate[place] if gated else f32(0.0), x, a0, a1, a2, a3)
+        peers = p0, p1, p2, p3, p4, p5, p6
+        together(x, inside, own, t, run, n, number, polls, here, peers, state, alarm, tops, q, d, sums)
 
     return gather_quantize
 
@@ -316,8 +316,7 @@ def gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW) 
         if first < last:
             wait_for_inputs()
         if inside and is_own(i, period, first, last):
-            own = I(I(n // period) * I(last - first))
-            mine = part[t * own + own_place(i, period, first, last)]
+            mine = part[t * own_columns(n, period, first, last) + own_place(i, period, first, last)]
             give((p0, p1, p2, p3, p4, p5, p6), I(row + i), mine, number)
             give_packet(here, I(row + i), float_bits(mine), number)
         left, missing = patience(polls, state) if polls > 0 else I(0), polls > 0

@@ -223,6 +223,13 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "clear_packets": [()],
     "gate_heads": [()],
     "gather": [(1,), (7,)],
+    "gather_combine_quantize": [
+        (256, 1, quantize.NARROW, 128, True, False),
+        (32, 3, quantize.NARROW, 64, True, True, 32, True),
+        (256, 1, quantize.NARROW, 128, False, False, 128, False, 8, True),
+        (256, 7, quantize.NARROW, 256, True, True, 0, False, 8, False, True),
+    ],
+    "gather_gated_norm_quantize": [(256, 1, quantize.NARROW, 128), (32, 7, quantize.NARROW, 96, False)],
     "gather_norm_quantize": [(256, 4096, 1), (32, 96, 3), (256, 5120, 7)],
     "gather_quantize": [(256, "plain", 1), (256, "swiglu", 3), (32, "geglu", 7)],
     "kda_conv": [(128, 4, False, True), (128, 4, True, True), (32, 3, False, False)],

@@ -27,6 +27,7 @@ from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, combin
 from engine.cuda.attention.join import join_chunks
 from engine.cuda.attention.sight import sight
 from engine.cuda.attention.weigh import make_weigh
+from engine.cuda.gather_heads import gather_combine_quantize
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -42,7 +43,7 @@ from engine.cuda.products.quantize import ALIGNED, NARROW
 from engine.cuda.products.unpack import device, high_half, low_half
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
-from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
+from engine.cuda.runtime.kinds import Constant, DeviceFunction, KernelCode
 from engine.errors import DeviceError
 
 F = np.float32
@@ -109,9 +110,17 @@ class Geometry:
     def quantized(self, unit: int, layout: int = NARROW) -> Specialization:
         """The kernel that joins chunks, or groups, and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256
         threads."""
-        kinds = self.early, self.gated, self.rotated, self.sinks, self.together, self.join is not None
         further = (len(self.of_spans) > 0, layout) if layout != NARROW else self.of_spans
-        return combine_quantize(unit, self.d_v, *kinds, *further)
+        return combine_quantize(unit, *self._kinds, *further)
+
+    def gathered(self, unit: int, layout: int, n_peers: int) -> Specialization:
+        """The same where ``n_peers`` other owners have heads, whose packets it takes: a grid for the columns of all heads."""
+        return gather_combine_quantize(unit, n_peers, layout, *self._kinds, *self.of_spans)
+
+    @property
+    def _kinds(self) -> tuple[Constant, ...]:
+        kinds = self.early, self.gated, self.rotated, self.sinks, self.together
+        return self.d_v, *kinds, self.join is not None
 
 
 def partials(n_ctx: int, window: int) -> int:

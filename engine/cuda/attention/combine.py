@@ -278,8 +278,7 @@ def combine(
 # --- ... on the way to int8 ------------------------------------------------------------------------------------
 
 
-def _resident(
-    unit: int,
+def make_attended(
     d_v: int,
     early: bool,
     gated: bool,
@@ -288,65 +287,35 @@ def _resident(
     group: int = GROUP,
     ready: bool = False,
     spans: bool = False,
-    layout: int = NARROW,
-) -> int:
-    """Blocks of ``combine_quantize`` that should fit on a multiprocessor."""
-    return RESIDENT if layout in BLOCKS else 0
+) -> DeviceFunction:
+    """The device function ``attended(weights, sums, positions, gate, sink, row, at, inside, columns, partials, window)``:
+    element at + lane of a row of ``columns`` elements, n_head * d_v, with its chunks joined as in ``combine_quantize``, whose
+    constants these are.
 
-
-@kernel(*(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, i32), threads=RUN, blocks=_resident)
-def combine_quantize(
-    unit: int,
-    d_v: int,
-    early: bool,
-    gated: bool,
-    rotated: int = 0,
-    sinks: bool = False,
-    group: int = GROUP,
-    ready: bool = False,
-    spans: bool = False,
-    layout: int = NARROW,
-) -> KernelCode:
-    """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
-    ``unit`` values.
-
-    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), partials, window,
-    first: the number of the first row in q, d and sums_of_q.
-    ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
-    values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
-    multiple of 32; ``group``: a power of two up to 32; ``ready``: the chunks of each group are joined already
-    (``engine/cuda/attention/join.py``), and each counts as one; ``spans``: positions are spans; ``layout``:
-    of the result.
-    A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
-    Grid: (ceil(columns / 256), rows), blocks of 256.
+    All threads of a block of 256 call it, before their inputs are complete; ``at`` is a multiple of 32, the same for a warp,
+    and the ``rotated`` elements that belong together are those of as many neighbouring threads; ``inside``: whether the
+    elements of the warp exist.
     """
     shift = CHUNK.bit_length() - 1
     if ready:
         shift, group = shift + group.bit_length() - 1, 1
-    n_shared, n_tops, n_groups, last = RUN, WARPS, LANES // group, group - 1
-    turn_back, together, n_exchange = _make_rotate(rotated), rotated > PART, RUN if rotated > PART else 4
+    n_shared, n_groups, last = RUN, LANES // group, group - 1
+    turn_back, together = _make_rotate(rotated), rotated > PART
     fetch, join = make_groups(d_v, group, 1)
     find_factors, rising_max = make_factors(group), make_rising_max(group, LANES)
-    store = make_store(unit, layout)
     first_visible, last_visible, _ = sight(spans)
 
-    @cuda.jit
-    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, partials, window, first):
-        let_next_begin()
+    @device
+    def attended(weights, sums, positions, gate, sink, row, at, inside, columns, partials, window):
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         terms = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
-        tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
-        exchange = pointer(cuda.shared.array(n_exchange, np.float32, ALIGNED))
         x = cuda.local.array(LANES, np.float32)
         elements = cuda.local.array(n_groups, np.float32)
         totals = cuda.local.array(n_groups, np.float32)
-        # The masks tell the compiler that nothing is negative.
+        # The mask tells the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (RUN - 1))
         lane = I(thread & 31)
-        row = I(cuda.blockIdx.y & 0xFFFF)
-        at = I(I((cuda.blockIdx.x & 0xFFFF) * RUN) + (thread & ~31))
-        inside = at < columns
         head = I(I(row * I(U(columns) // U(d_v))) + at // d_v)
         s = F(0.0)
         if sinks and inside:
@@ -408,6 +377,7 @@ def combine_quantize(
                 element = element * a
             element = element / total
         if together:
+            exchange = pointer(cuda.shared.array(RUN, np.float32, ALIGNED))
             exchange[thread] = hadamard(element)
             cuda.syncthreads()
             own = I((thread & (rotated - 1)) >> 5)
@@ -416,6 +386,65 @@ def combine_quantize(
             element = rotate(element)
         if gated and inside:
             element = element * sigmoid(opening)
+        return element
+
+    return attended
+
+
+def _resident(
+    unit: int,
+    d_v: int,
+    early: bool,
+    gated: bool,
+    rotated: int = 0,
+    sinks: bool = False,
+    group: int = GROUP,
+    ready: bool = False,
+    spans: bool = False,
+    layout: int = NARROW,
+) -> int:
+    """Blocks of ``combine_quantize`` that should fit on a multiprocessor."""
+    return RESIDENT if layout in BLOCKS else 0
+
+
+@kernel(*(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, i32), threads=RUN, blocks=_resident)
+def combine_quantize(
+    unit: int,
+    d_v: int,
+    early: bool,
+    gated: bool,
+    rotated: int = 0,
+    sinks: bool = False,
+    group: int = GROUP,
+    ready: bool = False,
+    spans: bool = False,
+    layout: int = NARROW,
+) -> KernelCode:
+    """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
+    ``unit`` values.
+
+    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), partials, window,
+    first: the number of the first row in q, d and sums_of_q.
+    ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
+    values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
+    multiple of 32; ``group``: a power of two up to 32; ``ready``: the chunks of each group are joined already
+    (``engine/cuda/attention/join.py``), and each counts as one; ``spans``: positions are spans; ``layout``:
+    of the result.
+    A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
+    Grid: (ceil(columns / 256), rows), blocks of 256.
+    """
+    attended = make_attended(d_v, early, gated, rotated, sinks, group, ready, spans)
+    store = make_store(unit, layout)
+
+    @cuda.jit
+    def combine_quantize(weights, sums, positions, gate, sink, q, d, sums_of_q, columns, partials, window, first):
+        let_next_begin()
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        # The masks tell the compiler that nothing is negative.
+        row = I(cuda.blockIdx.y & 0xFFFF)
+        at = I(I((cuda.blockIdx.x & 0xFFFF) * RUN) + I(cuda.threadIdx.x & (RUN - 32)))
+        inside = at < columns
+        element = attended(weights, sums, positions, gate, sink, row, at, inside, columns, partials, window)
         store(element, inside, I(first + row), I(cuda.blockIdx.x), columns, tops, q, d, sums_of_q)
 
     return combine_quantize

@@ -26,7 +26,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.plans import Plans
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
-from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain
+from engine.cuda.runtime.values import Deferred, Gated, Normalized, gathered, plain
 from engine.errors import DeviceError
 from engine.shares import STEP, Cut, even_cut
 
@@ -107,23 +107,21 @@ class _Rows(Deferred):
         recorder.launch(gather.gather(self.peers), _grid(rows, columns), quantize.RUN, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
-        """The rows as int8.  The same launch computes an activation: of the own columns, which it gives, or of all columns,
-        if products have given what it is computed from."""
-        taking, part, kind, numbers = self.take(), self._part, "plain", (0.0, 0.0, 0.0, 0.0)
-        if isinstance(part, Gated):
-            kind, numbers = part.activation.kind, part.activation.numbers
-        to, grid = recorder.int8(unit, *self.shape, layout=layout), _grid(*self.shape)[::-1]
+        """The rows as int8.  The same launch computes the own columns, which it gives, or an activation of all columns, if
+        products have given what it is computed from."""
+        taking, part = self.take(), self._part
+        to, grid = recorder.int8(unit, *self.shape, layout=layout), _grid(*self.shape)
         if taking.is_given:
+            kind, numbers = "plain", (0.0, 0.0, 0.0, 0.0)
+            if isinstance(part, Gated):
+                kind, numbers = part.activation.kind, part.activation.numbers
             (n, *_, number, polls), (here, *_, state, alarm) = taking.places, taking.packets
             given: tuple[Argument, ...] = n, number, polls, *numbers, here, state, alarm, *to
-            recorder.launch(gather.take_quantize(unit, kind, layout), grid, quantize.RUN, given, **to.outputs())
+            kernel = gather.take_quantize(unit, kind, layout)
+            recorder.launch(kernel, grid[::-1], quantize.RUN, given, **to.outputs())
             return to
-        if isinstance(part, Gated):
-            gate, up = part.gate or part.up, part.up
-        else:
-            gate = up = plain(recorder, part)
-        kernel = gather.gather_quantize(unit, kind, self.peers, layout)
-        arguments: tuple[Argument, ...] = gate, up, *taking.places, *numbers, *taking.packets, *to
+        kernel, own = gathered(recorder, part, unit, layout, self.peers)
+        arguments = (*own, *taking.places, *taking.packets, *to)
         recorder.launch(kernel, grid, quantize.RUN, arguments, **to.outputs())
         return to
 

@@ -9,13 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.cuda import delta_net, glu, layer_norm, rms_norm
+from engine.cuda import delta_net, gather, gather_heads, glu, layer_norm, rms_norm
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import join
 from engine.cuda.products import quantize
+from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
 from engine.ops.activation import Activation
+
+Start = tuple[Specialization, tuple[Argument, ...]]
+"""A kernel and its first arguments.  What follows: ``gather.PLACES``, ``gather.PACKETS``, and the arrays of the result."""
 
 
 class Deferred(ABC):
@@ -37,6 +41,10 @@ class Deferred(ABC):
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8, with a scale for every ``unit`` values, in a layout of
         ``engine/cuda/products/quantize.py``."""
+
+    def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> "Start":
+        """The launch that computes the value as the columns of one of ``n_peers + 1`` owners, and quantizes those of all."""
+        return gathered(recorder, self.plain(recorder), unit, layout, n_peers)
 
     def plain(self, recorder: Recorder) -> Tensor:
         """The value as float32."""
@@ -155,6 +163,11 @@ class GatedNormalized(Deferred):
         recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to.outputs())
         return to
 
+    def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
+        """The launch that computes the value as own columns."""
+        kernel = gather_heads.gather_gated_norm_quantize(unit, n_peers, layout, self.weight.size, self.swish)
+        return kernel, (self.x, self.weight, self.gate, self.eps)
+
 
 @dataclass
 class Gated(Deferred):
@@ -189,6 +202,11 @@ class Gated(Deferred):
         recorder.launch(kernel, runs(self.shape)[::-1], quantize.RUN, arguments, **to.outputs())
         return to
 
+    def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
+        """The launch that computes the value as own columns."""
+        kernel = gather.gather_quantize(unit, self.activation.kind, n_peers, layout)
+        return kernel, (self.gate or self.up, self.up, *self.activation.numbers)
+
 
 @dataclass
 class Attended(Deferred):
@@ -219,6 +237,19 @@ class Attended(Deferred):
     def _parts(self) -> tuple[Argument, ...]:
         return self.mass, self.values, self.positions, self.gate or 0, self.sinks or 0
 
+    def _joined(self, recorder: Recorder) -> tuple[tuple[Argument, ...], int]:
+        """What the kernels that quantize join, and the most of it that a row sees: the chunks, or, after a launch, groups."""
+        parts, shape = self._parts, self.geometry
+        if not shape.join:
+            return parts, self.partials
+        (rows, columns), d_v = self.shape, shape.d_v
+        n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
+        mass, values = (recorder.empty((rows * n_head * partials * n,)) for n in (2, d_v))
+        arguments = (*parts[:3], mass, values, self.partials, partials, self.window)
+        grid = join.grid(self.partials, n_head, rows, shape.together)
+        recorder.launch(shape.join, grid, d_v, arguments, mass=mass, values=values)
+        return (mass, values, *parts[2:]), partials
+
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that joins the chunks."""
         shape, arguments = self.geometry, (*self._parts, out, self.partials, self.window)
@@ -234,17 +265,19 @@ class Attended(Deferred):
 
     def quantize(self, recorder: Recorder, to: Int8, unit: int, layout: int, first: int = 0) -> None:
         """Record the launches that compute the value as int8, as the rows of ``to`` from ``first`` on."""
-        parts, partials, shape = self._parts, self.partials, self.geometry
-        if shape.join:
-            (rows, columns), d_v = self.shape, shape.d_v
-            n_head, partials = columns // d_v, join.group_partials(self.partials, shape.together)
-            mass, values = (recorder.empty((rows * n_head * partials * n,)) for n in (2, d_v))
-            arguments = (*parts[:3], mass, values, self.partials, partials, self.window)
-            grid = join.grid(self.partials, n_head, rows, shape.together)
-            recorder.launch(shape.join, grid, d_v, arguments, mass=mass, values=values)
-            parts = (mass, values, *parts[2:])
-        arguments = (*parts, *to, self.columns, partials, self.window, first)
-        recorder.launch(shape.quantized(unit, layout), self.run_grid, quantize.RUN, arguments, **to.outputs())
+        parts, partials = self._joined(recorder)
+        arguments, kernel = (
+            (*parts, *to, self.columns, partials, self.window, first),
+            self.geometry.quantized(unit, layout),
+        )
+        recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to.outputs())
+
+    def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
+        """The launch that computes the value as own columns, behind those that it needs."""
+        if not self.geometry.quantizes:
+            return super().gathered(recorder, unit, layout, n_peers)
+        parts, partials = self._joined(recorder)
+        return self.geometry.gathered(unit, layout, n_peers), (*parts, partials, self.window)
 
 
 @dataclass
@@ -291,6 +324,13 @@ def quantized(
     warpgroups: whether a kernel for warpgroups uses it."""
     layout = quantize.layout_of(unit, pass_rows or x.shape[0], warpgroups)
     return _quantized_array(recorder, x, unit, layout) if isinstance(x, Tensor) else x.quantized(recorder, unit, layout)
+
+
+def gathered(recorder: Recorder, x: Tensor | Deferred, unit: int, layout: int, n_peers: int) -> Start:
+    """The launch that computes x as the columns of one of ``n_peers + 1`` owners, and quantizes those of all."""
+    if not isinstance(x, Tensor):
+        return x.gathered(recorder, unit, layout, n_peers)
+    return gather.gather_quantize(unit, "plain", n_peers, layout), (x, x, 0.0, 0.0, 0.0, 0.0)
 
 
 def runs(shape: tuple[int, ...]) -> tuple[int, int]:

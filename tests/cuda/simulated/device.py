@@ -83,7 +83,14 @@ def polls_of(launch: tuple[Any, ...]) -> int:
     return 0 if place is None else launch[4][place]
 
 
-PLACE_OF_POLLS = {"gather": 6, "gather_quantize": 7, "gather_norm_quantize": 8, "take_quantize": 2}
+PLACE_OF_POLLS = {
+    "gather": 6,
+    "gather_quantize": 11,
+    "gather_norm_quantize": 8,
+    "gather_combine_quantize": 12,
+    "gather_gated_norm_quantize": 9,
+    "take_quantize": 2,
+}
 """The places of the argument polls."""
 
 
