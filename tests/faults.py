@@ -1320,6 +1320,15 @@ FAULTS = (
         ("tests/cuda/test_meeting.py::test_passes_on_the_same_gpu_run_one_after_another",),
     ),
     Fault(
+        "heads of another owner",
+        "stages",
+        "engine/cuda/gather_heads.py",
+        "at, columns = own_place(i, period, first, last), own_columns(n, period, first, last)",
+        "at, columns = i, own_columns(n, period, first, last)",
+        "the second of two GPUs joins chunks of heads that it does not have",
+        ("tests/cuda/simulated/test_gathering.py::test_heads_come_together",),
+    ),
+    Fault(
         "experts of a padded pass",
         "stages",
         "engine/models/joint.py",
