@@ -316,6 +316,8 @@ EVIDENCE: Mapping[str, Table] = {
 }
 """The fields of each route that says how probable a text is, whether an answer is true, or how a token was computed."""
 
+_TABLES: Mapping[str, Table] = {**ROUTES, **READING, **POOLED, **EVIDENCE}
+
 
 SLOTS = _table(("model", "filename", "cache_salt"), changing=())
 """The fields of what is done with a slot."""
@@ -325,19 +327,15 @@ def table_of(path: str) -> Table:
     """The fields of a route, whose path may lack the ``/v1`` of OpenAI's."""
     if path.startswith("/slots/"):
         return SLOTS
-    tables = {**ROUTES, **READING, **POOLED, **EVIDENCE}
-    return tables[path if path in tables else "/v1" + path]
+    return _TABLES[path if path in _TABLES else "/v1" + path]
 
 
 def check(fields: Fields, table: Table) -> None:
     """Refuse what a table refuses, and take note of what is without effect."""
-    for name, rule in table.items():
-        if rule.effect is Effect.IDLE:
-            fields.ignore(name)
-        elif rule.effect is Effect.REFUSED:
-            value: Any = fields.values
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            fields.ignore(name)
-            if value is not None and value not in rule.off:
-                raise fields.refuse(name, rule.problem)
+    for name, value in fields.values.items():
+        rule = table.get(name)
+        if rule is None or rule.effect is Effect.OBEYED:
+            continue
+        fields.ignore(name)
+        if rule.effect is Effect.REFUSED and value is not None and value not in rule.off:
+            raise fields.refuse(name, rule.problem)

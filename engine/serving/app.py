@@ -116,7 +116,7 @@ def app(
     # Refusals are answered by ``answered``, in the shape of their interface.
     handlers = {HTTPException: _http_error}
     front = page() if webui else [Route("/", greeting)]
-    inner = Starlette(routes=[*front, *routes()], lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
+    inner = Starlette(routes=[*routes(), *front], lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
     return Guard(inner, state, keys, local, origins, [route.path for route in front] if webui else [])

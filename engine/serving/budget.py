@@ -89,7 +89,11 @@ class Claim:
 
 async def grow_for_tokens(request: Request, fields: Fields, tokenizer: Tokenizer) -> None:
     """Let a request hold what it takes to make the tokens of any text in its body.  Raises Refusal."""
-    needed = await aside(fields.size, lambda: max(map(tokenizer.working_bytes, _long_texts(fields.values)), default=0))
+    needed = 0
+    if fields.size >= LONG:  # or else no text of it is long
+        needed = await aside(
+            fields.size, lambda: max(map(tokenizer.working_bytes, _long_texts(fields.values)), default=0)
+        )
     await Claim.of(request).grow(PER_BYTE * fields.size + needed)
 
 

@@ -18,6 +18,12 @@ DEFAULTS = {name: getattr(SAMPLING, name) for name in ("temperature", "top_p", "
 PENALTIES = ("typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 """Further parameters of requests whose defaults are the same in all interfaces."""
 
+REPETITIONS = (
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("xtc_probability", "xtc_threshold"),
+)
+"""The parameters of DRY and XTC."""
+
 LONGEST_STOP = 1000
 """The most characters of a stop text."""
 
@@ -53,14 +59,14 @@ def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str
 
 def read_repetitions(fields: Fields, llm: LLM, limits: Limits) -> dict[str, Any]:
     """The parameters of DRY and XTC under llama-server's names."""
-    default = SamplerParams(**llm.sampling)
+    defaults = {**{name: getattr(SAMPLING, name) for name in REPETITIONS}, **llm.sampling}
     options: dict[str, Any] = {
-        "dry_multiplier": fields.number("dry_multiplier", default.dry_multiplier, 0, 100),
-        "dry_base": fields.number("dry_base", default.dry_base, 1, 100),
-        "dry_allowed_length": fields.whole("dry_allowed_length", default.dry_allowed_length, 0, 2**31 - 1),
-        "dry_penalty_last_n": fields.whole("dry_penalty_last_n", default.dry_penalty_last_n, -1, 2**31 - 1),
-        "xtc_probability": fields.number("xtc_probability", default.xtc_probability, 0, 1),
-        "xtc_threshold": fields.number("xtc_threshold", default.xtc_threshold, 0, 1),
+        "dry_multiplier": fields.number("dry_multiplier", defaults["dry_multiplier"], 0, 100),
+        "dry_base": fields.number("dry_base", defaults["dry_base"], 1, 100),
+        "dry_allowed_length": fields.whole("dry_allowed_length", int(defaults["dry_allowed_length"]), 0, 2**31 - 1),
+        "dry_penalty_last_n": fields.whole("dry_penalty_last_n", int(defaults["dry_penalty_last_n"]), -1, 2**31 - 1),
+        "xtc_probability": fields.number("xtc_probability", defaults["xtc_probability"], 0, 1),
+        "xtc_threshold": fields.number("xtc_threshold", defaults["xtc_threshold"], 0, 1),
     }
     breakers = fields.texts("dry_sequence_breakers", limits.stop, "--stop")
     for text in breakers:

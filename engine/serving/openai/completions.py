@@ -121,7 +121,9 @@ def _ids(fields: Fields, name: str, prompt: str | list[Any], llm: LLM) -> list[i
         ids = llm.tokenizer.encode(prompt, add_special=True, parse_special=False, at_least=llm.check_least)
     else:
         last = llm.config.n_vocab - 1
-        for i, id in enumerate(prompt):
+        # One by one only if one of them is wrong: there may be a million.
+        right = set(map(type, prompt)) <= {int} and (not prompt or 0 <= min(prompt) <= max(prompt) <= last)
+        for i, id in enumerate(() if right else prompt):
             if not is_token_id(id, llm.config.n_vocab):
                 raise fields.refuse(
                     f"{name}[{i}]", f"must be a token id of this model, 0 to {last}, not {described(id)}"
