@@ -19,7 +19,7 @@ from engine.serving.errors import Refusal
 from engine.serving.fields import MOST_IGNORED, Fields
 from engine.serving.served import Served
 from engine.serving.state import State
-from engine.serving.streams import SSE, Framing, Stream, dump, ended, soon, whole
+from engine.serving.streams import SSE, Framing, Stream, dump, ended, soon, started, whole
 
 LONG_SALT = 256
 """Characters of a salt for which its hash stands: salts are compared often."""
@@ -62,7 +62,7 @@ async def respond(
         return await whole(request, _written(beginning), error)
     async with AsyncExitStack() as stack:
         # The model may have to be opened first.
-        begun = asyncio.ensure_future(beginning)
+        begun = started(beginning)
         stack.push_async_callback(_released, begun)
         if await soon(request, begun):
             plan, answers, _ = begun.result()

@@ -84,6 +84,8 @@ class Served:
 
     async def fingerprint(self) -> str:
         """:attr:`engine.LLM.fingerprint`, which a thread computes from the time on when the model is open."""
+        if self._fingerprint.done():
+            return self._fingerprint.result()
         return await asyncio.shield(asyncio.wrap_future(self._fingerprint))
 
     def _identify(self) -> None:
