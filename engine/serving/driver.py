@@ -15,6 +15,7 @@ from engine.decode.generation import Generation, request_of, took
 from engine.decode.orders import Order
 from engine.decode.request import Request
 from engine.errors import DeviceError
+from engine.limits import MOST_TOGETHER
 from engine.llm import LLM
 from engine.serving.errors import Refusal
 
@@ -28,6 +29,10 @@ REST_SECONDS = 10.0
 
 FORGET_SECONDS = 600.0
 """Seconds after that after which texts that no slot holds are forgotten, if they are in memory of the system."""
+
+GATHER_ROUNDS = 3
+"""Rounds of the event loop without a new answer after which a thread that has nothing to compute begins: one in which bytes
+arrive, one in which the request is read, and that in which this is noticed."""
 
 REST = 3
 """The event loop gets no tokens for this many times as long as it has worked on the last ones: it shares the lock of the
@@ -83,6 +88,8 @@ class Driver:
         self._errors: dict[Request, Exception] = {}
         self._inbox: deque[Listener] = deque()
         self._wake = threading.Event()
+        #: Whether :meth:`_gather` is going to wake the thread.
+        self._gathering = False
         self._closing = False
         #: Why no further answer is computed.
         self._ended: Exception | None = None
@@ -118,11 +125,31 @@ class Driver:
         return sum(request.paused for request in list(self._listeners))
 
     def submit(self, listener: Listener) -> None:
-        """Compute an answer.  If the thread has ended, the answer ends with the reason."""
+        """Compute an answer, with those of other requests that the event loop has received.  If the thread has ended, the
+        answer ends with the reason."""
         self._inbox.append(listener)
-        self._wake.set()
+        if self._fills_a_pass():
+            self._wake.set()
+        elif not self._gathering:
+            self._gathering = True
+            self._gather(0, 0)
         if self._ended is not None:
             self._loop.call_soon(self._refuse, self._ended)
+
+    def _fills_a_pass(self) -> bool:
+        """Whether a pass over the prompts that have not been taken leaves no room for a further one."""
+        model, waiting = self.llm.model, tuple(self._inbox)
+        rows = sum(request_of(listener.generation).n_prompt for listener in waiting)
+        return rows >= model.prompt_rows or len(waiting) >= (MOST_TOGETHER if model.reads_together else 1)
+
+    def _gather(self, seen: int, idle: int) -> None:
+        """Wake the thread when the event loop has done nothing for answers to come in ``idle`` rounds."""
+        idle = idle + 1 if len(self._inbox) == seen else 0
+        if idle < GATHER_ROUNDS:
+            self._loop.call_soon(self._gather, len(self._inbox), idle)
+        else:
+            self._gathering = False
+            self._wake.set()
 
     def cancel(self, request: Request) -> None:
         """Compute no further token of an answer: it leaves before the next pass begins."""
