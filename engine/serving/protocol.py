@@ -20,7 +20,48 @@ from engine.serving.openai.shapes import error_body
 LOOKS = 8
 """How often it is looked whether a client reads, in the time in which it must."""
 
+MOST_GATHERED = 64 << 10
+"""Bytes that are sent without waiting for more of the same round, so that a client that does not read is noticed."""
+
 log = logging.getLogger("bitmirror.serving")
+
+
+class Gathered:
+    """A transport that sends what is written in one round of the event loop at once: the head of an answer with its body, and
+    the last text of a stream with its end.  Each sending takes longer than writing a text, and wakes the client."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes in the next round, or now if they are many."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= MOST_GATHERED:
+            self._flush()
+
+    def close(self) -> None:
+        """Close the connection when all has been sent."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection, whatever the client has not read."""
+        self._flush()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._parts:
+            data, self._parts, self._size = b"".join(self._parts), [], 0
+            self._transport.write(data)
 
 
 class Protocol(H11Protocol):
@@ -46,7 +87,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called when a client has connected."""
-        super().connection_made(transport)
+        super().connection_made(Gathered(transport, self.loop))  # type: ignore[arg-type]
         self._deadline = self.loop.call_later(self._seconds, self._late)
         self._others.add(self, transport.get_extra_info("socket").fileno())
 
