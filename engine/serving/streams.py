@@ -156,20 +156,25 @@ class Stream(Response):
         self.background = None
         #: Whether a text is being sent, and when the latest one was.
         self._sending, self._since = False, time.monotonic()
+        #: What fills silence: a timer, and the latest text that was sent for it.
+        self._timer: asyncio.TimerHandle
+        self._pinging: asyncio.Task[None] | None = None
         # Without it a proxy may collect the whole answer before it passes it on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = (self._write(scope, send), self._tend(send), _left(receive))
-        tasks = [asyncio.ensure_future(each) for each in work]
+        writing, leaving = asyncio.ensure_future(self._write(scope, send)), asyncio.ensure_future(_left(receive))
+        self._tend(send)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not tasks[0].done():
+            # The second one is done, too, when all has been written.
+            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
                 scope.setdefault("state", {})["ended"] = 499  # the client left
         finally:
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._timer.cancel()
+            for each in (writing, leaving, self._pinging):
+                if each is not None:
+                    await ended(each)
             await self.held.aclose()
 
     async def _write(self, scope: Scope, send: Send) -> None:
@@ -192,14 +197,12 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
         self._sending, self._since = False, time.monotonic()
 
-    async def _tend(self, send: Send) -> None:
-        """Fill silence.  One task looks at the time now and then: a timer for each text would take longer than the text."""
-        while True:
-            left = self._since + PING_SECONDS - time.monotonic()
-            if self._sending or left > 0:
-                await asyncio.sleep(left if left > 0 else PING_SECONDS)
-            else:
-                await self._put(send, self.ping)
+    def _tend(self, send: Send) -> None:
+        """Fill silence.  This looks at the time now and then: a timer for each text would take longer than the text."""
+        left = self._since + PING_SECONDS - time.monotonic()
+        if left <= 0 and not self._sending:
+            self._pinging = asyncio.ensure_future(self._put(send, self.ping))
+        self._timer = asyncio.get_running_loop().call_later(left if left > 0 else PING_SECONDS, self._tend, send)
 
 
 async def merged(answers: Iterable[Answer]) -> AsyncIterator[tuple[Answer, Delta]]:
