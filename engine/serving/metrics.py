@@ -1,5 +1,6 @@
 """Counts of a server, for Prometheus, under vLLM's names where they mean the same."""
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -90,28 +91,31 @@ class Metrics:
             "inter_token_latency_seconds", "Seconds between rounds that gave an answer tokens.", GAP_SECONDS
         )
 
+        #: A metric with its labels, which takes longer to find than to count.
+        self._of = cache(lambda metric, *labels: metric.labels(*labels))
+
     def begin(self, model: str, answer: Answer) -> None:
         """Count the tokens of an answer when they arrive, and how it ended."""
-        generated, gap = self._generated.labels(model), self._gap.labels(model)
+        of, generated, gap = self._of, self._of(self._generated, model), self._of(self._gap, model)
 
         def on_tokens(answer: Answer, n: int, now: float) -> None:
             generated.inc(n)
             if answer.first_token:
                 gap.observe(now - answer.latest_token)
             else:
-                self._first.labels(model).observe(now - answer.created)
+                of(self._first, model).observe(now - answer.created)
 
         def on_end(answer: Answer) -> None:
             if answer.generation.finish_reason == "stop":
                 generated.inc()  # the token that ended it, which has no text
             if answer.n_read:
-                self._prompt.labels(model).inc(answer.n_prompt)
+                of(self._prompt, model).inc(answer.n_prompt)
                 for counter in self._queries:
-                    counter.labels(model).inc(answer.n_prompt)
+                    of(counter, model).inc(answer.n_prompt)
                 for counter in self._hits:
-                    counter.labels(model).inc(answer.n_cached)
-            self._ended.labels(model, _reason(answer)).inc()
-            self._whole.labels(model).observe(answer.age)
+                    of(counter, model).inc(answer.n_cached)
+            of(self._ended, model, _reason(answer)).inc()
+            of(self._whole, model).observe(answer.age)
 
         answer.on_tokens, answer.on_end = on_tokens, on_end
 
