@@ -13,6 +13,7 @@ import engine
 from engine.decode.generation import request_of
 from engine.decode.host_steps import HostSteps
 from engine.decode.prefill import PrefillPass
+from engine.decode.request import Request
 from engine.decode.scheduler import Scheduler
 from engine.decode.waiting_queue import WaitingQueue
 from engine.errors import DeviceError
@@ -105,6 +106,39 @@ def test_nothing_urgent_waits_while_the_host_computes(llm: engine.LLM, monkeypat
 
     read(llm, *readers, watch=watch)
     assert len(waiting) > N_TOKENS and set(waiting) == {("HostSteps.start", False), ("PrefillPass.advance", False)}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_pass_begins_when_it_is_full_or_nothing_more_comes(
+    full: bool, llm: engine.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request takes 20 ms to be received, and as long to be read, and the first one waits for it."""
+    drivers, counts, place = list[Driver](), list[int](), WaitingQueue._place
+
+    def placed(queue: WaitingQueue, request: Request) -> bool:
+        counts.append(drivers[0].n_answers)
+        return place(queue, request)
+
+    monkeypatch.setattr(WaitingQueue, "_place", placed)
+    if full:
+        monkeypatch.setattr(llm.model, "prompt_rows", 8)
+        monkeypatch.setattr(driver, "GATHER_ROUNDS", 1 << 62)
+
+    async def run() -> None:
+        drivers.append(Driver(llm, asyncio.get_running_loop()))
+        readers = [Reader(llm, prompt) for prompt in ("x =", "def add(a, b):")]
+        drivers[0].submit(readers[0])
+        for _ in range(2):
+            await asyncio.sleep(0)
+            time.sleep(0.02)
+        drivers[0].submit(readers[1])
+        async with asyncio.timeout(60):
+            for reader in readers:
+                await reader.over.wait()
+        await asyncio.to_thread(drivers[0].close)
+
+    asyncio.run(run())
+    assert counts[0] == 2
 
 
 def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
