@@ -1156,6 +1156,15 @@ FAULTS = (
         "the oldest continuation is proposed instead of the latest",
         ("tests/speculative/test_lookup.py",),
     ),
+    Fault(
+        "rows that a GPU adds to a pass with drafts",
+        "speculation",
+        "engine/speculative/allotment.py",
+        "wider = passes.shape(answers, rows + size, depth)",
+        "wider = shape._replace(rows=rows + size, depth=depth)",
+        "eight requests have 40 rows, of which a GPU computes 64, and are slower than with fewer drafts",
+        ("tests/speculative/test_allotment.py::test_eight_users_fill_32_rows",),
+    ),
     # --- stages --------------------------------------------------------------------------------------------------
     Fault(
         "keys of later layers in a chain",

@@ -222,7 +222,11 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
         {
             "engine/speculative/acceptance.py": ("tests/speculative/test_ratio.py",),
             "engine/speculative/assistant.py": ("tests/models/test_assistant.py",),
-            "engine/speculative/controller.py": ("tests/speculative/test_controller.py",),
+            "engine/speculative/allotment.py": ("tests/speculative/test_allotment.py",),
+            "engine/speculative/controller.py": (
+                "tests/speculative/test_controller.py",
+                "tests/speculative/test_allotment.py",
+            ),
             "engine/speculative/draft_model.py": (
                 "tests/speculative/test_draft_model.py",
                 "tests/speculative/test_ratio.py",
@@ -236,6 +240,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             ),
             "engine/speculative/mtp.py": ("tests/models/test_mtp.py", "tests/cuda/simulated/test_speculation.py"),
             "engine/speculative/params.py": ("tests/speculative/test_speculation.py", "tests/cli/test_flags.py"),
+            "engine/speculative/passes.py": ("tests/speculative/test_passes.py", "tests/speculative/test_allotment.py"),
             "engine/speculative/proposal.py": ("tests/speculative/test_speculation.py",),
             "engine/decode/host_steps.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
         },
@@ -265,6 +270,8 @@ ON_DEVICE = "engine/cuda/"
 TUNING = frozenset(
     ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
     + (
+        "ALIKE",
+        "ROW",
         "AHEAD_OF_LOOKUP",
         "DRAFT_MAX",
         "IN_FLIGHT",

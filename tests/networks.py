@@ -15,11 +15,6 @@ from tests.oracle.models import CASES
 PLAIN = SpeculationParams(enabled=False)
 
 
-def without_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft as much as is asked for: measured times, which a busy machine has, decide nothing."""
-    monkeypatch.setattr("engine.speculative.controller.SEEN", 1 << 30)
-
-
 def check_answers_together(paths: tuple[Path, Path], name: str, drafted: SpeculationParams) -> None:
     """Eight answers at a time, with drafts that are often right: the texts of each alone, without drafts.
 
@@ -40,7 +35,7 @@ def check_answers_together(paths: tuple[Path, Path], name: str, drafted: Specula
 
 def target_of_kind(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ModelConfig]:
     """A random model, and its configuration; drafts from the first step on, and no pauses."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     path = write_quantized(CASES[kind], folder / "target.gguf")
     return path, engine.load(path, device="cpu", n_ctx=32).config

@@ -39,6 +39,7 @@ from engine.errors import DeviceError, EngineError, NoToken
 from engine.grammar.masks import Asked, masks_of
 from engine.limits import DECODE_ANSWERS, DECODE_ROWS, IN_FLIGHT
 from engine.ops.model import AnyModel
+from engine.speculative.passes import PassTimes
 from engine.speculative.proposal import DeviceDraft
 
 AHEAD = 4
@@ -79,6 +80,7 @@ class DeviceSteps(ModelSteps):
         relayed = () if model.relay is None else model.relay.stages
         self._devices = [cast(GraphOperations, stage.ops).device for stage in relayed] or list(ops.devices)
         self._model = model
+        self.passes = PassTimes(ops.padded_rows)
         n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
         self._chooser = DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
         self._rows = StepRows(ops, n, self._n_ctx)

@@ -52,6 +52,9 @@ class GraphOperations(Protocol):
     ) -> "Plan":
         """A recorded pass."""
 
+    def padded_rows(self, rows: int, mixed: bool) -> int:
+        """The number of rows that the recording of a pass of ``rows`` rows has."""
+
     def include(self, plan: "Plan") -> None:
         """Launch its kernels in a graph that ``device`` captures."""
 

@@ -62,6 +62,10 @@ class GroupOperations:
         """A recorded pass of all owners."""
         return self._lead.plan(self._group.of_all(forward), rows, n_logits, inputs, mixed)
 
+    def padded_rows(self, rows: int, mixed: bool) -> int:
+        """The number of rows that the recording of a pass has."""
+        return self._lead.padded_rows(rows, mixed)
+
     def include(self, plan: "Plan") -> None:
         """Launch its kernels in a graph that ``device`` captures."""
         self._lead.include(plan)

@@ -12,6 +12,7 @@ from engine.decode.running import InFlightRequest, Running, Step
 from engine.limits import MOST_DRAFTS
 from engine.sampling.row_digest import row_digest
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
+from engine.speculative.passes import PassTimes
 from engine.speculative.proposal import DeviceDraft
 
 
@@ -55,6 +56,7 @@ class HostSteps(ModelSteps):
 
     def __init__(self, model: Readable) -> None:
         self._model = model
+        self.passes = PassTimes(model.ops.padded_rows)
         self._taken: deque[list[Step]] = deque()
 
     def drafts_here(self, draft: DeviceDraft) -> bool:

@@ -10,9 +10,11 @@ import numpy as np
 
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.request import Request, State
-from engine.limits import MOST_DRAFTS
+from engine.limits import DECODE_ROWS, MOST_DRAFTS
 from engine.sampling.row_digest import PackedDigest, RowDigest
+from engine.speculative.allotment import Wish, allot
 from engine.speculative.params import SpeculationParams
+from engine.speculative.passes import PassTimes
 from engine.speculative.proposal import Proposal, StepLimits
 from engine.speculative.speculation import NOTHING
 
@@ -87,9 +89,15 @@ class Running(State):
         """Whether the number of drafts may depend on time and load."""
         return self.speculation is None or self.speculation.adapts
 
-    def propose(self, room: int) -> Proposal | None:
-        """The drafts of a step to start now, at most ``room``; None if the next result must be awaited first, or if no token
-        is left to be computed."""
+    @property
+    def passes(self) -> PassTimes:
+        """The times of passes by which the number of drafts is chosen."""
+        nominal = self.speculation.nominal if self.speculation is not None else None
+        return nominal or self.steps.passes
+
+    def wanted(self, room: int) -> Proposal | None:
+        """The drafts that a step that starts now could have, at most ``room``; None if the next result must be awaited first,
+        or if no token is left to be computed."""
         steps, speculation, started = self.steps, self.speculation, len(self.in_flight)
         if started >= max(steps.ahead, steps.ahead_drafted):
             return None
@@ -101,9 +109,15 @@ class Running(State):
             return None
         if speculation is None:
             return NOTHING if started < steps.ahead else None
-        plain = all(not proposal.source for proposal in self.in_flight)
         room = min(room, left - 1, free - 1, steps.room(len(self.known) + given))
-        proposal = speculation.choose(self.known, room)
+        return speculation.choose(self.known, room, self.passes)
+
+    def propose(self, proposal: Proposal) -> Proposal | None:
+        """The drafts of a step to start now, as many as the proposal has; None if the next result must be awaited first."""
+        steps, speculation, started = self.steps, self.speculation, len(self.in_flight)
+        if speculation is None:
+            return proposal
+        plain = all(not each.source for each in self.in_flight)
         if not proposal.source:
             return proposal if plain and started < speculation.ahead(steps.ahead) else None
         if started:
@@ -112,6 +126,10 @@ class Running(State):
                 return None
             return speculation.made(self.known, proposal, steps, self.sequence)
         return proposal if proposal.tokens else speculation.made(self.known, proposal, steps, self.sequence)
+
+    def drafts_on_device(self, proposal: Proposal) -> bool:
+        """Whether the device makes the drafts of a proposal."""
+        return proposal.count > 0 and self.speculation is not None and self.speculation.on_device(self.steps)
 
     def took(self, step: Step, seconds: float) -> list[int]:
         """Record the result of the oldest step in flight, ``seconds`` after the one before it.  Returns its tokens, as many
@@ -125,6 +143,36 @@ class Running(State):
         self.known += tokens
         self.request.left -= len(tokens)
         return tokens
+
+
+def allotted(wanted: Sequence[InFlightRequest], limit: int) -> list[InFlightRequest]:
+    """The requests of a step of at most ``limit`` rows, each with as many of the drafts that it wants as pay off."""
+    if not any(proposal.source for _, proposal in wanted):
+        return list(wanted)
+    passes = wanted[0].running.passes
+    wishes = [
+        Wish() if running.speculation is None else running.speculation.wish(proposal) for running, proposal in wanted
+    ]
+    counts, known = allot(wishes, limit, passes), passes.known(len(wanted))
+    proposals = [
+        proposal if running.speculation is None else running.speculation.allotted(proposal, n, known, any(counts))
+        for (running, proposal), n in zip(wanted, counts, strict=True)
+    ]
+    return [InFlightRequest(each.running, proposal) for each, proposal in zip(wanted, proposals, strict=True)]
+
+
+def note_time(batch: Sequence[InFlightRequest], seconds: float | None) -> None:
+    """Record the time of a pass for the number of drafts of later ones; None: something else took time, too."""
+    if all(running.speculation is None for running, _ in batch):
+        return
+    proposals = [proposal for _, proposal in batch]
+    # After a pause a draft model first reads what it has missed.
+    if not any(proposal.resumes for proposal in proposals):
+        # A draft that was judged not worth a pass has cost time, too.
+        counts = [max(1, len(proposal)) if proposal.source else 0 for proposal in proposals]
+        depth = max(0 if proposal.searched else n for proposal, n in zip(proposals, counts, strict=True))
+        passes = batch[0].running.passes
+        passes.add(passes.shape(len(batch), len(batch) + sum(counts), depth), seconds)
 
 
 def launch(steps: Steps, batch: Sequence[InFlightRequest]) -> None:
@@ -142,11 +190,16 @@ def follow(running: Running) -> Generator[tuple[int, np.ndarray], None, None]:
     ended = time.perf_counter()
     try:
         while running.request.left > 0:
-            while (proposal := running.propose(MOST_DRAFTS)) is not None:
+            while (wanted := running.wanted(MOST_DRAFTS)) is not None:
+                (request,) = allotted([InFlightRequest(running, wanted)], DECODE_ROWS)
+                if (proposal := running.propose(request.proposal)) is None:
+                    break
                 launch(steps, [InFlightRequest(running, proposal)])
+            batch = [InFlightRequest(running, running.in_flight[0])]
             (step,) = steps.take()
             # From result to result: what the reader of the tokens does in between counts for both kinds of steps.
             begun, ended = ended, time.perf_counter()
+            note_time(batch, ended - begun)
             for i, token in enumerate(running.took(step, ended - begun)):
                 yield token, step.row(i)
     finally:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 
 from engine.decode.host_steps import HostSteps
 from engine.decode.prefill import Prefilling
 from engine.decode.request import Request, Waiting
-from engine.decode.running import InFlightRequest, Running, Steps
+from engine.decode.running import InFlightRequest, Running, Steps, allotted
 from engine.decode.served_model import ServedModel
 from engine.decode.slot import Slot
 from engine.sampling.row_digest import row_digest
@@ -213,27 +214,31 @@ class RunningBatch:
     def propose(self, group: Sequence[Running], failed: Callable[[Request, Exception], None]) -> list[InFlightRequest]:
         """The rows of a step: the last sampled tokens of a group and their drafts.  Requests that must wait for their results
         are left out; failed: called if drafting fails."""
-        batch: list[InFlightRequest] = []
-        rows, most = 0, self.drafted_rows(group)
-        for i, running in enumerate(sorted(group, key=lambda running: running.request.masked)):
-            # Each may draft as much as the others, and what those before it have left.
-            room = max(0, most * (i + 1) // len(group) - rows - 1)
-            if running.request.masked and any(each.proposal.device_draft is not None for each in batch):
+        wanted: list[InFlightRequest] = []
+        limit = self.drafted_rows(group)
+        for running in sorted(group, key=lambda running: running.request.masked):
+            room = max(0, limit - len(group))
+            if running.request.masked and any(each.running.drafts_on_device(each.proposal) for each in wanted):
                 room = 0  # drafts of the device replace those of the host, and masks cannot be made for them
-            try:
-                proposal = running.propose(room) if running.speculation is None else self._drafts(running, room)
-            except Exception as error:  # of a logits processor, for example, while a draft was chosen
-                failed(running.request, error)
-                continue
-            if proposal is not None:
+            if (proposal := self._of(running, partial(running.wanted, room), failed)) is not None:
+                wanted.append(InFlightRequest(running, proposal))
+        batch: list[InFlightRequest] = []
+        for running, most in allotted(wanted, limit):
+            if (proposal := self._of(running, partial(running.propose, most), failed)) is not None:
                 batch.append(InFlightRequest(running, proposal))
-                rows += 1 + (len(proposal) if proposal.source else 0)
         return batch
 
-    def _drafts(self, running: Running, room: int) -> Proposal | None:
-        """The drafts of a request, for which logits processors may run."""
-        with self.reserved([running.request]):
-            return running.propose(room)
+    def _of(
+        self, running: Running, propose: Callable[[], Proposal | None], failed: Callable[[Request, Exception], None]
+    ) -> Proposal | None:
+        """The drafts of a request; None if it must wait, or if drafting fails."""
+        try:
+            # Logits processors may run while a draft is chosen.
+            with nullcontext() if running.speculation is None else self.reserved([running.request]):
+                return propose()
+        except Exception as error:
+            failed(running.request, error)
+            return None
 
     def drop(self) -> None:
         """Drop the results of all passes in flight, when the device has ended them."""

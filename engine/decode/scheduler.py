@@ -15,7 +15,7 @@ from engine.decode.pace import Pace, Read
 from engine.decode.preemption import CannotGoOn, Displaced, NoRoom, Preemption, as_failed_step
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
-from engine.decode.running import InFlightRequest, Running, Step, Steps, launch
+from engine.decode.running import InFlightRequest, Running, Step, Steps, launch, note_time
 from engine.decode.running_batch import RunningBatch
 from engine.decode.served_model import ServedModel
 from engine.decode.waiting_queue import WaitingQueue
@@ -141,6 +141,7 @@ class Scheduler:
         begun, self._pace.ended = self._pace.ended, time.perf_counter()
         seconds = self._pace.ended - begun
         self._pace.stepped(seconds, batch.read)
+        note_time(batch.requests, None if batch.read else seconds)
         for (running, _), step in zip(batch.requests, steps, strict=True):
             try:
                 self._deliver(running, step, seconds)

@@ -13,6 +13,7 @@ from engine.models.drafter import BlockPass
 from engine.ops.device import DeviceOperations
 from engine.ops.executor import Forward
 from engine.sampling.sampler import Sampler
+from engine.speculative.passes import PassTimes
 
 Distribution = tuple[np.ndarray, np.ndarray]
 """Token ids, int32 [n], and their probabilities, float32 [n]."""
@@ -85,6 +86,7 @@ class Proposal:
 
     tokens: the drafts.
     source: the name of their source; "" without drafts.
+    resumes: whether these are the first drafts after a pause.
     distributions: the distribution each was drawn from; None for drafts that are simply proposed.
     device_draft: a draft model on the target's own device, which makes ``count`` drafts when the step starts.
     """
@@ -94,9 +96,15 @@ class Proposal:
     device_draft: DeviceDraft | None = None
     count: int = 0
     source: str = ""
+    resumes: bool = False
 
     def __len__(self) -> int:
         return self.count or len(self.tokens)
+
+    @property
+    def searched(self) -> bool:
+        """Whether drafts were found in earlier text, instead of made by a model, one after another."""
+        return self.source in ("lookup", "history")
 
 
 class Draft(DeviceDraft, Protocol):
@@ -139,6 +147,9 @@ class StepLimits(Protocol):
 
     ahead: int
     ahead_drafted: int
+
+    passes: PassTimes
+    """The times of its passes."""
 
     @property
     def rewind(self) -> int:

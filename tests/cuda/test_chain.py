@@ -21,7 +21,7 @@ DRAFTED = SpeculationParams(draft_max=4, draft_min=4)
 def test_drafts_do_not_show(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 prompts at four temperatures, one by one and eight together; prompts that begin alike, so that what was read is used
     again; drafts that are often right."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     cpu, network = load(source, tmp_path), tmp_path / "network.gguf"
     given: dict[str, Any] = {"draft_model": network} if network.exists() else {}

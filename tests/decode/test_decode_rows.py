@@ -13,6 +13,7 @@ from engine.decode.orders import Order
 from engine.decode.request import Request
 from engine.decode.running import Running
 from engine.sampling.sampler import Sampler, SamplerParams
+from engine.speculative.passes import PassTimes
 from engine.speculative.proposal import Proposal
 from engine.speculative.speculation import NOTHING, Speculation
 from engine.synthetic.model import make_model
@@ -62,7 +63,7 @@ class Script(Speculation):
         self._expected, self._n_vocab, self._steps = list(expected), llm.config.n_vocab, 0
         self.drafter = llm.draft
 
-    def choose(self, known: Sequence[int], room: int) -> Proposal:
+    def choose(self, known: Sequence[int], room: int, times: PassTimes) -> Proposal:
         self._steps += 1
         if room < 1:
             return NOTHING
@@ -142,6 +143,7 @@ def test_batches_of_32_rows_with_drafts(tmp_path: Path, kind: str, monkeypatch: 
         expected, rows = answers(llm, prompts)
         assert rows == [DRAFTED] * (COUNT - 2)
     monkeypatch.setattr(Backend, "drafted_rows", ROWS)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     with load(tmp_path, kind) as llm:
         drafted, rows = answers(llm, prompts, expected)
         assert drafted == expected

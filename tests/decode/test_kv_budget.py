@@ -14,7 +14,6 @@ from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.models.test_mixed_passes import files
-from tests.networks import without_times
 
 BUDGET = 256
 IDS = np.random.default_rng(3).integers(0, 280, 480).tolist()
@@ -77,7 +76,6 @@ def alone(llm: engine.LLM, ids: list[int], **options: Any) -> engine.Generation:
 
 @pytest.mark.covering(2)
 def test_an_answer_is_a_function_of_its_text(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    without_times(monkeypatch)
     plain = SpeculationParams(enabled=False)
     with engine.load(**given) as llm:
         first = alone(llm, IDS, speculation=plain)

@@ -148,7 +148,7 @@ def small() -> engine.LLM:
 @pytest.fixture
 def drafting(llm: engine.LLM, small: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> engine.LLM:
     """The model with a draft model, which drafts from the first step on."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     monkeypatch.setattr(llm, "draft", DraftModel(small, llm))
     return llm

@@ -15,7 +15,7 @@ from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.dflash import Network, agreeing, block
 from tests.eagle3 import Target
-from tests.networks import check_answers_together, check_drafts_of_target, target_of_kind, without_times
+from tests.networks import check_answers_together, check_drafts_of_target, target_of_kind
 from tests.tiers import few
 
 DRAFTED = SpeculationParams(draft_max=5, draft_min=5)
@@ -72,7 +72,6 @@ def test_drafts_are_those_of_the_definition(name: str, target: Target, tmp_path:
 
 def test_answers_together(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight answers at a time, with drafts that are often right: the texts of each alone, without drafts."""
-    without_times(monkeypatch)
     check_answers_together(agreeing(target.path, tmp_path), "dflash", DRAFTED)
 
 

@@ -13,7 +13,7 @@ from engine.errors import EngineError
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.eagle3 import Network, Target, agreeing, drafts
-from tests.networks import check_answers_together, check_drafts_of_target, target_of_kind, without_times
+from tests.networks import check_answers_together, check_drafts_of_target, target_of_kind
 from tests.tiers import few
 
 DRAFTED = SpeculationParams(draft_max=3, draft_min=3)
@@ -59,7 +59,6 @@ def test_drafts_are_those_of_the_definition(name: str, target: Target, tmp_path:
 
 def test_answers_together(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight answers at a time, with drafts that are often right: the texts of each alone, without drafts."""
-    without_times(monkeypatch)
     check_answers_together(agreeing(target.path, tmp_path), "eagle3", DRAFTED)
 
 
@@ -107,7 +106,6 @@ def test_every_kind_of_target(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_bundled_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps at least 60 % of three drafts of source code, and the text is that without it."""
-    without_times(monkeypatch)
     llm = engine.load("pycoder", draft_model="pycoder-eagle3", device="cpu", n_ctx=512)
     plain = engine.load("pycoder", device="cpu", n_ctx=512)
     drafted = accepted = 0

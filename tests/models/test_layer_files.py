@@ -79,7 +79,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch, path: Path, layer: Path | None = Non
 @pytest.mark.parametrize("name", few([*NAMES, BUNDLED]))
 def test_two_files_are_as_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers, drafts and memory; also beside the layer of the trunk's own file, which is not used."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     source = whole(name, tmp_path)
     trunk, layer = split(source, tmp_path)

@@ -81,7 +81,7 @@ def drafts(llm: engine.LLM) -> dict[str, DraftModel]:
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from the first step on, and no pauses: decisions by time have no effect, and tests should not depend on them."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
 
 

@@ -76,7 +76,7 @@ def llm() -> engine.LLM:
 def test_an_answer_drafts_for_the_next_one(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is the same with any temperature; the drafts of the second answer come from the first one, but not with
     another salt, nor after a reset, nor where the text depends on the number of drafts."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     given: dict[str, Any] = {"max_tokens": 48, "seed": 3, "ignore_eos": True, "speculation": LOOKUP}
     prompts = ["def gcd(a, b):\n", "import math\n\ndef gcd(a, b):\n"]

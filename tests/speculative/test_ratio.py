@@ -40,7 +40,7 @@ class Chain:
         self.tokens: list[int] = []
         self.slot, self.salt = 0, ""
         self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
-        self.ops = SimpleNamespace(decode_rows=16)
+        self.ops = SimpleNamespace(decode_rows=16, padded_rows=lambda rows, mixed: rows)
 
     @property
     def length(self) -> int:

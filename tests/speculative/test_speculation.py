@@ -20,7 +20,9 @@ from engine.errors import UsageError
 from engine.limits import DECODE_ROWS, MOST_DRAFTS
 from engine.models.base import Model
 from engine.sampling.sampler import Sampler, SamplerParams
+from engine.speculative.allotment import Wish
 from engine.speculative.params import SpeculationParams
+from engine.speculative.passes import PassTimes
 from engine.speculative.proposal import Proposal
 from engine.speculative.speculation import NOTHING, Speculation
 from engine.synthetic.model import make_model
@@ -106,6 +108,7 @@ class Script:
     """Replaces ``Speculation``: any number of drafts, each right or wrong, at random."""
 
     in_blocks = False
+    nominal = None
 
     def __init__(self, known: Reference, random: np.random.Generator, sequential: bool = False) -> None:
         self.params = SpeculationParams(sequential=sequential)
@@ -116,13 +119,23 @@ class Script:
         self.drafts: list[int] = []
         self.kept = 0
 
-    def choose(self, known: Sequence[int], room: int) -> Proposal:
+    def choose(self, known: Sequence[int], room: int, times: PassTimes) -> Proposal:
         tokens, n = self._known.tokens, len(known)
         assert list(known) == tokens[:n]
         count = int(self._random.integers(0, max(0, min(room, MOST_DRAFTS)) + 1))
         if room > 0 and self._random.random() < 0.2:
             return Proposal(count=max(count, 1), source="model")
         return self._proposal(n, count, "lookup") if count else NOTHING
+
+    def wish(self, proposal: Proposal) -> Wish:
+        return Wish(most=len(proposal))
+
+    def allotted(self, proposal: Proposal, n: int, known: bool, others: bool) -> Proposal:
+        assert n == len(proposal) and not known
+        return proposal
+
+    def on_device(self, steps: Any) -> bool:
+        return False
 
     def made(self, known: Sequence[int], proposal: Proposal, steps: Any, sequence: Any) -> Proposal:
         """A draft model may propose fewer tokens than requested, or none."""
@@ -206,6 +219,7 @@ def fill(model: Model, known: Reference, length: int) -> None:
         layer.values[:, pages, lanes] = known.caches[length][2 * i + 1]
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("part", few(range(PARTS)))
 def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Reference]], part: int) -> None:
     llm, references = qwen3
@@ -234,6 +248,7 @@ def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Referen
     assert kept > 4000 / PARTS and refused > 4000 / PARTS
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("architecture", "scripts"), few([("qwen3", 80), ("gemma3", 40), ("qwen3", 800), ("gemma3", 150)], 2)
 )
@@ -275,7 +290,7 @@ K = 4
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from the first step on, and no pauses."""
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
 
 
@@ -495,6 +510,7 @@ def test_a_draft_model_that_is_never_sure_is_left_alone(
     drafting: engine.LLM, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     """What it has drafted in vain costs time, too."""
+    monkeypatch.setattr("engine.speculative.passes.SEEN", 2)
     assert drafting.draft is not None
     passes = 0
     split = drafting.draft.llm.model.split

@@ -79,7 +79,7 @@ def test_drafts(name: str, cache: str, tmp_path: Path, monkeypatch: pytest.Monke
     """Logits of drafts are those of the CPU; drafts on the GPU do not change the text, and as many are kept as a script has
     right."""
     use_simulated(monkeypatch)
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     shape = Shape("llama", 1, 64, 2, 1, 32, 32, 289, 96, 1e4, 1e-5)
     net = Network(289, 64, 2, 1, 32, 32, (0, 1), n_layer=1, **NETWORKS[name])
@@ -111,7 +111,7 @@ def test_drafts(name: str, cache: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_answers_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two answers with different numbers of drafts in a step: texts and kept drafts are those of the CPU."""
     use_simulated(monkeypatch)
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
     paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)

@@ -23,7 +23,7 @@ from engine.models.config import DFLASH
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
 from engine.ops.operations import Ops
-from engine.speculative import speculation
+from engine.speculative import passes
 from engine.synthetic.dflash import DFlashShape
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Gemma4Shape, Shape
@@ -109,7 +109,7 @@ def test_the_lead_chooses_tokens(drafts: str, tmp_path: Path, monkeypatch: pytes
     if source is not None:
         given["draft_model"] = make_model(tmp_path / "d.gguf", source, "Q8_0")
     options: dict[str, Any] = {"max_tokens": 5, "seed": 3, "temperature": 0.8, "ignore_eos": True}
-    monkeypatch.setattr(speculation, "MEASURED", 0)
+    monkeypatch.setattr(passes, "MEASURED", 0)
     expected = engine.load(**given, device="cpu").complete(PROMPT, **options)
     llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
     started: list[tuple[int, str]] = []

@@ -15,7 +15,7 @@ if not SIMULATED:
 import engine
 from engine.cuda import backend
 from engine.errors import ModelError
-from engine.speculative import speculation as drafting
+from engine.speculative import passes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -55,7 +55,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     use_simulated(monkeypatch)
-    monkeypatch.setattr(drafting, "MEASURED", 0)
+    monkeypatch.setattr(passes, "MEASURED", 0)
 
 
 @pytest.mark.thorough

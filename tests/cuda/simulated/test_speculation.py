@@ -26,7 +26,7 @@ from engine.decode.step_rows import StepRows
 from engine.models.base import Model
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.sampling.sampler import Sampler, SamplerParams
-from engine.speculative import speculation as drafting
+from engine.speculative import passes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -85,7 +85,7 @@ def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[
 
 def test_drafts_after_a_prompt_of_one_token(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model's first pass reads it and the first token of the answer, and nothing before them."""
-    monkeypatch.setattr(drafting, "MEASURED", 0)
+    monkeypatch.setattr(passes, "MEASURED", 0)
     cpu, gpu = pair("good")
     options: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
     found = gpu.complete([225], speculation=SpeculationParams(draft_max=1), **options)
@@ -166,7 +166,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made in the graph of a step, right and wrong ones, and through the host; states and h are those without drafts."""
-    monkeypatch.setattr(drafting, "MEASURED", 0)
+    monkeypatch.setattr(passes, "MEASURED", 0)
     cpu, gpu = (
         engine.load(hybrid, cache_type="f16", device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda")
     )
@@ -209,7 +209,7 @@ def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers with grammars and without, alone and together, with drafts of the own layer and without, are those of the CPU;
     the device chooses all tokens but the first."""
     pytest.importorskip("llguidance", reason="grammars need the extra serve")
-    monkeypatch.setattr(drafting, "MEASURED", 0)
+    monkeypatch.setattr(passes, "MEASURED", 0)
     cpu, gpu = (
         engine.load(hybrid, cache_type="f16", device=device, n_ctx=24, parallel=3, draft_max=2)
         for device in ("cpu", "cuda")

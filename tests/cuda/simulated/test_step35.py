@@ -37,7 +37,7 @@ def test_a_chain_of_layers_that_draft(tmp_path: Path, monkeypatch: pytest.Monkey
     """Drafts by all three layers, and by the last one again, as part of the steps on the GPU: the text without drafts, and as
     many drafts kept as a script has right."""
     use_simulated(monkeypatch)
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     path = write_quantized(CASES[2], tmp_path / "model.gguf", "Q8_0")
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1}

@@ -108,6 +108,7 @@ class OnHost:
     def __init__(self) -> None:
         self.cache = KVCache([], N_CTX, 16, F16, np.zeros)
         self.sequence = TokenSequence(self.cache)
+        self.ops = SimpleNamespace(padded_rows=lambda rows, mixed: rows)
 
     def step(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
         for sequence, tokens in parts:

@@ -53,7 +53,7 @@ def test_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of drafts are those of the CPU, also from position 1 on, where only one position is visible; drafts on the GPU
     do not change the text, and as many are kept as a script has right."""
     use_simulated(monkeypatch)
-    monkeypatch.setattr("engine.speculative.speculation.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
     paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)
