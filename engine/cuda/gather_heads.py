@@ -49,10 +49,8 @@ def gather_combine_quantize(
     n_peers: the number of other owners; layout, d_v and the further constants: those of ``combine_quantize``.
     Grid: (ceil(n / 256), rows), blocks of 256.
     """
-    attended, together = (
-        make_attended(d_v, early, gated, rotated, sinks, group, ready, spans),
-        make_together(unit, n_peers, layout),
-    )
+    attended = make_attended(d_v, early, gated, rotated, sinks, group, ready, spans)
+    together = make_together(unit, n_peers, layout)
 
     @cuda.jit
     def gather_combine_quantize(

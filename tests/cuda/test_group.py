@@ -62,7 +62,8 @@ def test_owners_on_one_gpu(name: str, n: int, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     "name",
     together(
-        "shared by two", ["four heads", "hybrid", "hybrid mixture", "gemma4", "gemma4 assistant", "dflash", "biases"]
+        "shared by two",
+        ["four heads", "hybrid", "hybrid mixture", "gemma4", "gemma4 assistant", "dflash", "biases", "sinks"],
     ),
 )
 def test_two_gpus(name: str, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

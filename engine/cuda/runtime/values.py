@@ -42,7 +42,7 @@ class Deferred(ABC):
         """The value as int8, with a scale for every ``unit`` values, in a layout of
         ``engine/cuda/products/quantize.py``."""
 
-    def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> "Start":
+    def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
         """The launch that computes the value as the columns of one of ``n_peers + 1`` owners, and quantizes those of all."""
         return gathered(recorder, self.plain(recorder), unit, layout, n_peers)
 
@@ -266,10 +266,8 @@ class Attended(Deferred):
     def quantize(self, recorder: Recorder, to: Int8, unit: int, layout: int, first: int = 0) -> None:
         """Record the launches that compute the value as int8, as the rows of ``to`` from ``first`` on."""
         parts, partials = self._joined(recorder)
-        arguments, kernel = (
-            (*parts, *to, self.columns, partials, self.window, first),
-            self.geometry.quantized(unit, layout),
-        )
+        arguments = (*parts, *to, self.columns, partials, self.window, first)
+        kernel = self.geometry.quantized(unit, layout)
         recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to.outputs())
 
     def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
