@@ -112,17 +112,34 @@ class Running(State):
         room = min(room, left - 1, free - 1, steps.room(len(self.known) + given))
         return speculation.choose(self.known, room, self.passes)
 
+    @property
+    def _drafted(self) -> bool:
+        """Whether steps in flight have drafts."""
+        return any(proposal.source for proposal in self.in_flight)
+
+    def wish(self, proposal: Proposal) -> Wish:
+        """What decides how many drafts of a proposal are made."""
+        return Wish() if self.speculation is None else self.speculation.wish(proposal)._replace(stays=self._drafted)
+
+    def turns(self, proposal: Proposal, n: int) -> bool:
+        """Whether n drafts of a proposal cannot follow the steps in flight, which have drafts, or have none."""
+        return bool(proposal.source and self.in_flight) and (n > 0) != self._drafted
+
+    def allotted(self, proposal: Proposal, n: int, known: bool, others: bool) -> Proposal:
+        """See :meth:`engine.speculative.speculation.Speculation.allotted`."""
+        return proposal if self.speculation is None else self.speculation.allotted(proposal, n, known, others)
+
     def propose(self, proposal: Proposal) -> Proposal | None:
         """The drafts of a step to start now, as many as the proposal has; None if the next result must be awaited first."""
         steps, speculation, started = self.steps, self.speculation, len(self.in_flight)
         if speculation is None:
             return proposal
-        plain = all(not each.source for each in self.in_flight)
         if not proposal.source:
-            return proposal if plain and started < speculation.ahead(steps.ahead) else None
+            ahead = steps.ahead_drafted if speculation.rides else speculation.ahead(steps.ahead)
+            return proposal if not self._drafted and started < ahead else None
         if started:
             # Drafts made on the device continue from what is stored there; all others need the tokens before them.
-            if plain or started >= steps.ahead_drafted or not speculation.drafts_blindly(steps):
+            if not self._drafted or started >= steps.ahead_drafted or not speculation.drafts_blindly(steps):
                 return None
             return speculation.made(self.known, proposal, steps, self.sequence)
         return proposal if proposal.tokens else speculation.made(self.known, proposal, steps, self.sequence)
@@ -146,19 +163,19 @@ class Running(State):
 
 
 def allotted(wanted: Sequence[InFlightRequest], limit: int) -> list[InFlightRequest]:
-    """The requests of a step of at most ``limit`` rows, each with as many of the drafts that it wants as pay off."""
-    if not any(proposal.source for _, proposal in wanted):
-        return list(wanted)
-    passes = wanted[0].running.passes
-    wishes = [
-        Wish() if running.speculation is None else running.speculation.wish(proposal) for running, proposal in wanted
-    ]
-    counts, known = allot(wishes, limit, passes), passes.known(len(wanted))
-    proposals = [
-        proposal if running.speculation is None else running.speculation.allotted(proposal, n, known, any(counts))
+    """The requests of a step of at most ``limit`` rows, each with as many of the drafts that it wants as pay off; none if
+    results must be awaited first."""
+    counts, known = [0] * len(wanted), False
+    if any(proposal.source for _, proposal in wanted):
+        passes = wanted[0].running.passes
+        counts = allot([running.wish(proposal) for running, proposal in wanted], limit, passes)
+        known = passes.known(len(wanted))
+    if any(running.turns(proposal, n) for (running, proposal), n in zip(wanted, counts, strict=True)):
+        return []
+    return [
+        InFlightRequest(running, running.allotted(proposal, n, known, any(counts)))
         for (running, proposal), n in zip(wanted, counts, strict=True)
     ]
-    return [InFlightRequest(each.running, proposal) for each, proposal in zip(wanted, proposals, strict=True)]
 
 
 def note_time(batch: Sequence[InFlightRequest], seconds: float | None) -> None:
@@ -191,8 +208,8 @@ def follow(running: Running) -> Generator[tuple[int, np.ndarray], None, None]:
     try:
         while running.request.left > 0:
             while (wanted := running.wanted(MOST_DRAFTS)) is not None:
-                (request,) = allotted([InFlightRequest(running, wanted)], DECODE_ROWS)
-                if (proposal := running.propose(request.proposal)) is None:
+                found = allotted([InFlightRequest(running, wanted)], DECODE_ROWS)
+                if not found or (proposal := running.propose(found[0].proposal)) is None:
                     break
                 launch(steps, [InFlightRequest(running, proposal)])
             batch = [InFlightRequest(running, running.in_flight[0])]

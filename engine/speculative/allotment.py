@@ -19,6 +19,10 @@ from engine.speculative.passes import PassShape, PassTimes
 GAIN = 1.02
 """A gain below this does not justify the risk of being wrong."""
 
+STAY = 2.0
+"""How many times as probable another draft must be to replace the only one of a request: all requests of the pass would wait
+for their steps in flight."""
+
 ALIKE = 8.0
 """Drafts of its own from which the acceptance of a request is known as well as from the drafts of all others."""
 
@@ -29,7 +33,8 @@ class Wish(NamedTuple):
     accepted, tried: drafts accepted and drafts tried so far, from which the probability that a draft is accepted is estimated
     (a draft after a rejected one was not tried); least, most: the number of drafts, if there are any; made: whether a
     model makes them, one after another; cost: bytes that making one reads, as a fraction of those that a pass of the target
-    reads; tries: whether they are made to find out whether they are accepted now, whatever they cost.
+    reads; tries: whether they are made to find out whether they are accepted now, whatever they cost; stays: whether steps in
+    flight have some.
     """
 
     accepted: float = 0.0
@@ -39,6 +44,7 @@ class Wish(NamedTuple):
     made: bool = False
     cost: float = 0.0
     tries: bool = False
+    stays: bool = False
 
     @property
     def acceptance(self) -> float:
@@ -114,13 +120,14 @@ def _equal(wishes: Sequence[Wish], limit: int) -> list[int]:
 def _drafts(wishes: Sequence[Wish], depth: int) -> list[tuple[float, int, int]]:
     """(tokens for each draft, index of a wish, number of drafts) of what could be added to a pass, the most tokens first;
     depth: the most drafts of a model.  The first drafts of a request come together if it wants no fewer."""
-    found: list[tuple[float, int, int]] = []
+    found: list[tuple[float, tuple[float, int, int]]] = []
     for i, wish in enumerate(wishes):
         most, a = min(wish.most, depth) if wish.made else wish.most, wish.acceptance
         if most >= wish.least and not wish.tries:
-            found.append(((expected(a, wish.least) - 1) / wish.least, i, wish.least))
-            found += [(a**n, i, 1) for n in range(wish.least + 1, most + 1)]
-    return sorted(found, key=lambda draft: -draft[0])
+            value = (expected(a, wish.least) - 1) / wish.least
+            found.append((STAY * value if wish.stays else value, (value, i, wish.least)))
+            found += [(a**n, (a**n, i, 1)) for n in range(wish.least + 1, most + 1)]
+    return [draft for _, draft in sorted(found, key=lambda ranked: -ranked[0])]
 
 
 def _choices(

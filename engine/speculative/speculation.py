@@ -51,6 +51,8 @@ class Speculation:
         self._draft_sampler = draft.sampler(ahead) if draft is not None else ahead
         self._lookup = PromptLookup() if params.lookup else None
         self._passed = 0
+        #: Whether it had no draft in the latest pass, and others had.
+        self.rides = False
         #: Whether time may decide how much is drafted: the number does not affect the text.
         self.adapts = params.accept == "exact" or sampler.params.greedy
         # The text must not depend on earlier answers where it depends on the number of drafts.
@@ -113,6 +115,7 @@ class Speculation:
     def allotted(self, proposal: Proposal, n: int, known: bool, others: bool) -> Proposal:
         """The first n drafts of a proposal; known: whether their number follows from times that are known; others: whether
         other requests of the pass have drafts."""
+        self.rides = n == 0 and others
         if not proposal.source:
             return proposal
         controller = self._controllers[proposal.source]

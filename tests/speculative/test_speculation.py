@@ -107,7 +107,7 @@ def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Referen
 class Script:
     """Replaces ``Speculation``: any number of drafts, each right or wrong, at random."""
 
-    in_blocks = False
+    in_blocks = rides = False
     nominal = None
 
     def __init__(self, known: Reference, random: np.random.Generator, sequential: bool = False) -> None:
