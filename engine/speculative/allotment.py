@@ -24,7 +24,7 @@ STAY = 2.0
 for their steps in flight."""
 
 ALIKE = 8.0
-"""Drafts of its own from which the acceptance of a request is known as well as from the drafts of all others."""
+"""Drafts of its own from which the acceptance of a request is known as well as from those of all requests."""
 
 
 class Wish(NamedTuple):
@@ -76,16 +76,19 @@ def allot(wishes: Sequence[Wish], limit: int, passes: PassTimes) -> list[int]:
         return [0] * answers
     if not passes.known(answers):
         return _equal(wishes, limit)
-    wishes = _alike(wishes)
     counts = _tried(wishes, limit)
-    choices = _choices(wishes, counts, limit, passes)
+    drafts = _drafts(wishes)
+    choices = _choices(wishes, counts, drafts, limit, passes)
     best = max(choices, key=lambda shape: choices[shape][0])
     chosen = passes.chosen.get(best.plain)
     if chosen in choices and choices[best][0] <= GAIN * choices[chosen][0]:
         best = chosen
     passes.chosen[best.plain] = best
-    for _, i, size in _drafts(wishes, best.depth)[: choices[best][1]]:
-        counts[i] += size
+    left = choices[best][1]
+    for draft in drafts:
+        if left and draft.depth <= best.depth:
+            counts[draft.request] += draft.size
+            left -= 1
     return counts
 
 
@@ -98,15 +101,6 @@ def _tried(wishes: Sequence[Wish], limit: int) -> list[int]:
     return counts
 
 
-def _alike(wishes: Sequence[Wish]) -> list[Wish]:
-    """The same wishes, with acceptances closer to that of all: after a few drafts, the highest and the lowest ones are so by
-    chance."""
-    accepted, tried = (sum(numbers) for numbers in zip(*((w.accepted, w.tried) for w in wishes if w.most), strict=True))
-    return [
-        wish._replace(accepted=wish.accepted + ALIKE * accepted / tried, tried=wish.tried + ALIKE) for wish in wishes
-    ]
-
-
 def _equal(wishes: Sequence[Wish], limit: int) -> list[int]:
     """As many drafts for each request as for the others, and what those before it have left."""
     counts, used = list[int](), 0
@@ -117,38 +111,57 @@ def _equal(wishes: Sequence[Wish], limit: int) -> list[int]:
     return counts
 
 
-def _drafts(wishes: Sequence[Wish], depth: int) -> list[tuple[float, int, int]]:
-    """(tokens for each draft, index of a wish, number of drafts) of what could be added to a pass, the most tokens first;
-    depth: the most drafts of a model.  The first drafts of a request come together if it wants no fewer."""
-    found: list[tuple[float, tuple[float, int, int]]] = []
+class _Draft(NamedTuple):
+    """What can be added to a pass: the first drafts of a request, which come together if it wants no fewer, or a further one.
+
+    value: tokens for each draft; depth: the number of drafts of a model that it needs; request: the index of the request;
+    size: the number of drafts.
+    """
+
+    value: float
+    depth: int
+    request: int
+    size: int
+
+
+def _drafts(wishes: Sequence[Wish]) -> list[_Draft]:
+    """What can be added to a pass, the most tokens first."""
+    # After a few drafts, the highest and the lowest acceptances are so by chance, so all are taken closer to each other.
+    accepted = ALIKE * sum(wish.accepted for wish in wishes if wish.most)
+    tried = sum(wish.tried for wish in wishes if wish.most)
+    found: list[tuple[float, _Draft]] = []
     for i, wish in enumerate(wishes):
-        most, a = min(wish.most, depth) if wish.made else wish.most, wish.acceptance
-        if most >= wish.least and not wish.tries:
-            value = (expected(a, wish.least) - 1) / wish.least
-            found.append((STAY * value if wish.stays else value, (value, i, wish.least)))
-            found += [(a**n, (a**n, i, 1)) for n in range(wish.least + 1, most + 1)]
+        if wish.most < wish.least or wish.tries:
+            continue
+        a = (wish.accepted + accepted / tried) / (wish.tried + ALIKE)
+        value, probability = (expected(a, wish.least) - 1) / wish.least, a**wish.least
+        first = _Draft(value, wish.least if wish.made else 0, i, wish.least)
+        found.append((STAY * value if wish.stays else value, first))
+        for n in range(wish.least + 1, wish.most + 1):
+            probability *= a
+            found.append((probability, _Draft(probability, n if wish.made else 0, i, 1)))
     return [draft for _, draft in sorted(found, key=lambda ranked: -ranked[0])]
 
 
 def _choices(
-    wishes: Sequence[Wish], tried: Sequence[int], limit: int, passes: PassTimes
+    wishes: Sequence[Wish], tried: Sequence[int], drafts: Sequence[_Draft], limit: int, passes: PassTimes
 ) -> dict[PassShape, tuple[float, int]]:
-    """For each shape that a pass can have: tokens per time of a plain pass, and how many of ``_drafts`` it has; tried: the
-    drafts that it has in any case."""
+    """For each shape that a pass can have: tokens per time of a plain pass, and how many of the drafts that its depth permits
+    it has; tried: the drafts that each request has in any case."""
     answers, found = len(wishes), dict[PassShape, tuple[float, int]]()
     price = passes.prices(answers, max(wish.cost for wish in wishes))
-    made = [(n, wish.most) for n, wish in zip(tried, wishes, strict=True) if wish.made]
-    least, most = (max(depths) for depths in zip((0, 0), *made, strict=True))
-    of_tried = sum(expected(wish.acceptance, n) - 1 for n, wish in zip(tried, wishes, strict=True))
-    for depth in range(least, most + 1):
-        rows, tokens, count = answers + sum(tried), answers + of_tried, 0
-        shape = passes.shape(answers, rows, least)
-        for value, _, size in _drafts(wishes, depth):
+    least = max((n for n, wish in zip(tried, wishes, strict=True) if wish.made), default=0)
+    begin = answers + sum(tried), answers + sum(n * wish.acceptance for n, wish in zip(tried, wishes, strict=True) if n)
+    for depth in range(least, max(least, *(draft.depth for draft in drafts), 0) + 1):
+        (rows, tokens), count, shape = begin, 0, passes.shape(answers, begin[0], least)
+        for value, needed, _, size in drafts:
+            if needed > depth:
+                continue
             if rows + size > limit:
                 break
-            wider = passes.shape(answers, rows + size, depth)
-            if wider != shape:
+            if rows + size > shape.rows or shape.depth != depth:
                 found[shape] = tokens / price(shape), count
-            rows, tokens, count, shape = rows + size, tokens + value * size, count + 1, wider
+                shape = passes.shape(answers, rows + size, depth)
+            rows, tokens, count = rows + size, tokens + value * size, count + 1
         found[shape] = tokens / price(shape), count
     return found

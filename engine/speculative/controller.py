@@ -58,7 +58,7 @@ class Controller:
             self._pause = self._pause if self._tries else FIRST_PAUSE
         elif others:
             # The drafts of others are better.  What is known of these becomes old.
-            self._discount(MEMORY)
+            self._discount(MEMORY if self._tried > 1 else 1.0)
         else:
             self._wait, self._pause, self._tries = self._pause, min(2 * self._pause, LONGEST_PAUSE), True
             # The next drafts should be able to change the estimate.
