@@ -20,19 +20,21 @@ from engine.serving.openai.shapes import error_body
 LOOKS = 8
 """How often it is looked whether a client reads, in the time in which it must."""
 
-MOST_GATHERED = 64 << 10
+MOST_CORKED = 64 << 10
 """Bytes that are sent without waiting for more of the same round, so that a client that does not read is noticed."""
 
 log = logging.getLogger("bitmirror.serving")
 
 
-class Gathered:
+class CorkedTransport:
     """A transport that sends what is written in one round of the event loop at once: the head of an answer with its body, and
     the last text of a stream with its end.  Each sending takes longer than writing a text, and wakes the client."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, sent: Callable[[], None]) -> None:
+        """sent: called when bytes have been given to the system, as far as it has taken them."""
         self._transport = transport
         self._loop = loop
+        self._sent = sent
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -45,7 +47,7 @@ class Gathered:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
         self._size += len(data)
-        if self._size >= MOST_GATHERED:
+        if self._size >= MOST_CORKED:
             self._flush()
 
     def close(self) -> None:
@@ -62,6 +64,7 @@ class Gathered:
         if self._parts:
             data, self._parts, self._size = b"".join(self._parts), [], 0
             self._transport.write(data)
+            self._sent()
 
 
 class Protocol(H11Protocol):
@@ -87,7 +90,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called when a client has connected."""
-        super().connection_made(Gathered(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(CorkedTransport(transport, self.loop, self._watch_reader))  # type: ignore[arg-type]
         self._deadline = self.loop.call_later(self._seconds, self._late)
         self._others.add(self, transport.get_extra_info("socket").fileno())
 

@@ -20,7 +20,7 @@ from engine.serving import exchange, protocol
 from engine.serving.app import app
 from engine.serving.driver import Driver, Listener
 from engine.serving.fields import Fields
-from engine.serving.protocol import Gathered
+from engine.serving.protocol import CorkedTransport
 from engine.serving.served import Spec
 from tests.serving.bundled import bundled
 from tests.serving.live import live
@@ -116,20 +116,20 @@ class Recorder(asyncio.Transport):
 @pytest.mark.parametrize("end", ["close", "abort"])
 def test_nothing_that_was_written_is_lost(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does much wait for the next round: whether a client reads is only known of what was sent."""
-    monkeypatch.setattr(protocol, "MOST_GATHERED", 4)
+    monkeypatch.setattr(protocol, "MOST_CORKED", 4)
 
     async def run() -> list[Any]:
         recorder = Recorder()
-        gathered = Gathered(recorder, asyncio.get_running_loop())
-        gathered.write(b"a")
-        gathered.write(b"b")
+        corked = CorkedTransport(recorder, asyncio.get_running_loop(), lambda: None)
+        corked.write(b"a")
+        corked.write(b"b")
         assert recorder.done == []
         await asyncio.sleep(0)
         assert recorder.done == [b"ab"]
         for data in (b"c", b"def", b"g"):
-            gathered.write(data)
+            corked.write(data)
         assert recorder.done == [b"ab", b"cdef"]
-        getattr(gathered, end)()
+        getattr(corked, end)()
         await asyncio.sleep(0)
         return recorder.done
 

@@ -88,7 +88,7 @@ def test_unread_streams_keep_nobody_waiting() -> None:
         assert isinstance(served, Served)
         driver = served.driver
         with unread(address, PROMPTS[0]) as first, unread(address, PROMPTS[1]) as second:
-            wait(lambda: driver.n_answers == 2 and driver.moved == math.inf)
+            wait(lambda: driver.n_paused == 2 and driver.moved == math.inf)
             assert driver.n_running == 2
             assert request(address, "import ", 5) == short
             assert driver.n_answers == 2  # nobody has read them, and they are not over
