@@ -201,6 +201,15 @@ def test_an_answer_is_a_stream_unless_told_otherwise(web: Any) -> None:
     assert whole.json()["message"]["content"] == "".join(line["message"]["content"] for line in lines)
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("given", [{}, {"messages": HELLO, "prompt": "x =", "options": GREEDY, "stream": False}])
+def test_half_a_character_in_the_name_of_a_model(web: Any, path: str, given: dict[str, Any]) -> None:
+    """JSON can hold it, and UTF-8 cannot."""
+    body = json.dumps({"model": "a\ud800", **given})
+    answer = web.post(path, content=body)
+    assert answer.status_code == 200 and answer.json()["model"] == "a?"
+
+
 def test_a_last_message_of_the_assistant_is_continued(client: Any, name: str, web: Any) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "return a"}]
     answer = client.chat(name, messages, options=GREEDY)

@@ -11,7 +11,7 @@ from engine.embeddings import finished
 from engine.serving.exchange import computed
 from engine.serving.fields import Fields
 from engine.serving.ollama.loading import keeps_nothing, open_or_close
-from engine.serving.ollama.shapes import error_body, read_body
+from engine.serving.ollama.shapes import error_body, model_name, read_body
 from engine.serving.openai.embeddings import read_ids
 from engine.serving.served import Served
 from engine.serving.state import State
@@ -30,7 +30,7 @@ async def embed(request: Request) -> Response:
         vectors = finished(await served.embedder.pooled(ids), True, dimensions)
         times = {"total_duration": time.monotonic_ns() - came, "load_duration": opened - came}
         counts = {"prompt_eval_count": sum(map(len, ids))}
-        return {"model": fields.text("model") or served.name, "embeddings": vectors.tolist(), **times, **counts}
+        return {"model": model_name(fields, served.name), "embeddings": vectors.tolist(), **times, **counts}
 
     fields = await read_body(request, State.of(request).limits)
     if fields.values.get("input") in (None, "", []):

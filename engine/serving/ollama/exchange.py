@@ -16,7 +16,7 @@ from engine.serving.ollama.lines import Clock, Lines
 from engine.serving.ollama.loading import keeps_nothing, open_or_close
 from engine.serving.ollama.options import read_ask, read_format
 from engine.serving.ollama.said import Said
-from engine.serving.ollama.shapes import error_body, error_line, read_body
+from engine.serving.ollama.shapes import error_body, error_line, model_name, read_body
 from engine.serving.served import Served
 from engine.serving.state import State
 from engine.serving.streams import NDJSON
@@ -45,6 +45,6 @@ async def respond(
         llm = served.llm
         keeps_nothing(fields)  # refuses what is no duration; otherwise it means nothing here
         ask = read_ask(fields, llm, limits, *await prompt(fields, served, await read_format(fields, llm, limits)))
-        return Lines(fields.text("model") or served.name, form, llm.tokenizer, ask.logprobs, clock).plan(ask)
+        return Lines(model_name(fields, served.name), form, llm.tokenizer, ask.logprobs, clock).plan(ask)
 
     return await exchange.respond(request, read, error_line, NDJSON, error=error_body, fields=fields, streams=True)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving.fields import Fields
-from engine.serving.ollama.shapes import error_body, now
+from engine.serving.ollama.shapes import error_body, model_name, now
 from engine.serving.state import State
 from engine.serving.streams import dump, whole
 
@@ -33,7 +33,7 @@ async def open_or_close(request: Request, fields: Fields, nothing: Mapping[str, 
             async with models.use(name):
                 pass
         end = {"done": True, "done_reason": "unload" if closing else "load"}
-        return dump({"model": name or entry.spec.name, "created_at": now(), **nothing, **end})
+        return dump({"model": model_name(fields, entry.spec.name), "created_at": now(), **nothing, **end})
 
     return await whole(request, done(), error_body)
 

@@ -44,3 +44,8 @@ def written(time: datetime) -> str:
 def now() -> str:
     """The present time as it is sent."""
     return written(datetime.now(UTC))
+
+
+def model_name(fields: Fields, name: str) -> str:
+    """The model's name as the client wrote it, or ``name``; halves of characters become question marks."""
+    return (fields.text("model") or name).encode(errors="replace").decode()
