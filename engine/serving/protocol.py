@@ -44,23 +44,24 @@ class CorkedTransport:
     def write(self, data: bytes) -> None:
         """Send bytes in the next round, or now if they are many."""
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
         self._size += len(data)
         if self._size >= MOST_CORKED:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         """Close the connection when all has been sent."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def abort(self) -> None:
         """Close the connection, whatever the client has not read."""
-        self._flush()
+        self.flush()
         self._transport.abort()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what has been written."""
         if self._parts:
             data, self._parts, self._size = b"".join(self._parts), [], 0
             self._transport.write(data)
@@ -101,6 +102,11 @@ class Protocol(H11Protocol):
         if self.cycle is not before:
             self._since = time.monotonic()
         self._watch()
+
+    def eof_received(self) -> None:
+        """Called when the client sends nothing more.  What has been written is sent before the connection is closed."""
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().eof_received()
 
     def pause_writing(self) -> None:
         """Called when much is left that the client has not read."""

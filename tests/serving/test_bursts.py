@@ -96,6 +96,15 @@ def test_the_end_of_an_answer_is_sent_at_once(
         assert len(sent) == 1 and sent[0].startswith(b"HTTP/1.1 200 ") and sent[0].endswith(b"}")
 
 
+def test_a_client_that_sends_nothing_more_gets_its_answer(address: tuple[str, int]) -> None:
+    """The end of what it sends may be seen before what was written is sent."""
+    for _ in range(40):
+        with socket.create_connection(address) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
 class Recorder(asyncio.Transport):
     """A transport that keeps what is done with it."""
 
