@@ -194,16 +194,17 @@ def new_lengths() -> Iterator[str]:
 
 
 def users_drafts() -> Iterator[str]:
-    """Rates of several users with drafts, and relative to none."""
-    run, counts = "h200-users-drafts", ("1", "2", "3", "usual")
+    """Rates of several users with drafts, and relative to none: each request with a number of its own, and all together."""
+    runs = {"h200-users-drafts": ("1", "2", "3", "usual"), "h200-users-drafts-together": ("3", "usual")}
     rows: list[list[object]] = []
-    for number in data()[run]["rates"]:
-        plain = rate(run, number, "none")
-        rows.append(
-            [number, plain, *(f"{rate(run, number, n)} ({times(rate(run, number, n), plain)})" for n in counts)]
-        )
+    for number in data()["h200-users-drafts"]["rates"]:
+        row: list[object] = [number]
+        for run, counts in runs.items():
+            plain = rate(run, number, "none")
+            row += [plain, *(f"{rate(run, number, n)} ({times(rate(run, number, n), plain)})" for n in counts)]
+        rows.append(row)
     header = ["users", "no drafts", "at most 1", "at most 2", "at most 3", "at most 4, as usual"]
-    return table(header, rows)
+    return table([*header, "no drafts, later", "at most 3", "as usual"], rows)
 
 
 def many_users() -> Iterator[str]:
