@@ -126,7 +126,8 @@ class Running(State):
         return bool(proposal.source and self.in_flight) and (n > 0) != self._drafted
 
     def allotted(self, proposal: Proposal, n: int, known: bool, others: bool) -> Proposal:
-        """See :meth:`engine.speculative.speculation.Speculation.allotted`."""
+        """The first n drafts of a proposal; known: whether their number follows from times that are known; others: whether
+        other requests of the pass have drafts."""
         return proposal if self.speculation is None else self.speculation.allotted(proposal, n, known, others)
 
     def propose(self, proposal: Proposal) -> Proposal | None:

@@ -35,7 +35,7 @@ class PassTimes:
     """Seconds of the passes of one model.  Requests share them, since they share passes."""
 
     def __init__(self, padded_rows: Callable[[int, bool], int]) -> None:
-        """padded_rows: see :meth:`engine.ops.executor.Executor.padded_rows`."""
+        """padded_rows: the rows that a backend computes for a pass of so many, of several requests (True) or one."""
         self._padded_rows = padded_rows
         self._passes: Counter[PassShape] = Counter()
         self._latest: dict[PassShape, deque[float]] = {}

@@ -114,7 +114,8 @@ class Geometry:
         return combine_quantize(unit, *self._kinds, *further)
 
     def gathered(self, unit: int, layout: int, n_peers: int) -> Specialization:
-        """The same where ``n_peers`` other owners have heads, whose packets it takes: a grid for the columns of all heads."""
+        """The kernel that joins chunks, or groups, of own heads, takes packets with those of ``n_peers`` other owners, and
+        quantizes: grid (ceil(columns of all heads / 256), rows), blocks of 256 threads."""
         return gather_combine_quantize(unit, n_peers, layout, *self._kinds, *self.of_spans)
 
     @property
