@@ -223,8 +223,8 @@ class RunningBatch:
             if (proposal := self._of(running, partial(running.wanted, room), failed)) is not None:
                 wanted.append(InFlightRequest(running, proposal))
         batch: list[InFlightRequest] = []
-        for running, most in allotted(wanted, limit):
-            if (proposal := self._of(running, partial(running.propose, most), failed)) is not None:
+        for running, chosen in allotted(wanted, limit):
+            if (proposal := self._of(running, partial(running.propose, chosen), failed)) is not None:
                 batch.append(InFlightRequest(running, proposal))
         return batch
 

@@ -139,8 +139,9 @@ class Driver:
     def _fills_a_pass(self) -> bool:
         """Whether a pass over the prompts that have not been taken leaves no room for a further one."""
         model, waiting = self.llm.model, tuple(self._inbox)
-        rows = sum(request_of(listener.generation).n_prompt for listener in waiting)
-        return rows >= model.prompt_rows or len(waiting) >= (MOST_TOGETHER if model.reads_together else 1)
+        if len(waiting) >= (MOST_TOGETHER if model.reads_together else 1):
+            return True
+        return sum(request_of(listener.generation).n_prompt for listener in waiting) >= model.prompt_rows
 
     def _gather(self, seen: int, idle: int) -> None:
         """Wake the thread when the event loop has done nothing for answers to come in ``idle`` rounds."""

@@ -144,6 +144,22 @@ def test_columns_come_together(kind: type[SimulatedDevice], cut: Cut) -> None:
     same_everywhere(of, recorders, together, alone, (2, cut.size), 32)
 
 
+def heads_come_together(
+    of: PacketGathering, recorders: Sequence[Recorder], cut: Cut, owned: Sequence[Deferred], whole: Deferred, unit: int
+) -> None:
+    """The outputs of the heads of all owners are quantized as ``whole`` is by one of them."""
+    rows = whole.shape[0]
+    assert of.takes(rows, cut)
+    same_everywhere(
+        of,
+        recorders,
+        lambda: [as_int8(recorders, of.inputs(owned, cut), unit)],
+        lambda: as_int8(recorders[:1], [whole], unit),
+        (rows, cut.size),
+        unit,
+    )
+
+
 @pytest.mark.parametrize(
     ("n", "n_head", "d_v", "unit", "cache", "n_partials", "gated", "sunk", "kind"),
     [
@@ -194,15 +210,7 @@ def test_heads_come_together(
 
     owned = [attended(recorder, *runs[0]) for recorder, runs in zip(recorders, cut.runs, strict=True)]
     whole = attended(recorders[0], 0, cut.size)
-    assert of.takes(rows, cut)
-    same_everywhere(
-        of,
-        recorders,
-        lambda: [as_int8(recorders, of.inputs(owned, cut), unit)],
-        lambda: as_int8(recorders[:1], [whole], unit),
-        (rows, cut.size),
-        unit,
-    )
+    heads_come_together(of, recorders, cut, owned, whole, unit)
 
 
 @pytest.mark.parametrize(
@@ -224,15 +232,7 @@ def test_normalized_heads_come_together(cut: Cut, d: int, unit: int, swish: bool
     columns = [np.concatenate([np.arange(*run) for run in runs]) for runs in cut.runs]
     owned = [normalized(recorder, own) for recorder, own in zip(recorders, columns, strict=True)]
     whole = normalized(recorders[0], np.arange(cut.size))
-    assert of.takes(rows, cut)
-    same_everywhere(
-        of,
-        recorders,
-        lambda: [as_int8(recorders, of.inputs(owned, cut), unit)],
-        lambda: as_int8(recorders[:1], [whole], unit),
-        (rows, cut.size),
-        unit,
-    )
+    heads_come_together(of, recorders, cut, owned, whole, unit)
 
 
 @pytest.fixture
