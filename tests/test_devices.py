@@ -324,6 +324,57 @@ def test_what_a_kernel_is_launched_with(monkeypatch: pytest.MonkeyPatch) -> None
         device.launch(few, 1, 32, (0, 0))
 
 
+@dataclass
+class CurrentDriver(LaunchingDriver):
+    """Also knows which context is current, and in which one each module was loaded and each address freed."""
+
+    contexts: list[str] = field(default_factory=lambda: [""])
+    loaded: list[str] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
+
+    def cuCtxSetCurrent(self, context: str) -> Any:
+        self.contexts[-1] = context
+        return (Result.CUDA_SUCCESS,)
+
+    def cuCtxPushCurrent(self, context: str) -> Any:
+        self.contexts.append(context)
+        return (Result.CUDA_SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> Any:
+        return Result.CUDA_SUCCESS, self.contexts.pop()
+
+    def cuModuleLoadData(self, code: bytes) -> Any:
+        self.loaded.append(self.contexts[-1])
+        return super().cuModuleLoadData(code)
+
+    def cuMemFree(self, address: int) -> Any:
+        self.freed.append(self.contexts[-1])
+        return (Result.CUDA_SUCCESS,)
+
+    cuMemFreeHost = cuMemFree
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("memory", ["allocate", "allocate_host"])
+def test_memory_freed_while_a_kernel_of_another_gpu_is_compiled(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector frees a model of one GPU at any time; the kernel is loaded on the other one."""
+    from engine.cuda.runtime import compiler
+    from engine.cuda.runtime import device as module
+
+    use(driver := CurrentDriver([("Abacus X1", (9, 0))] * 2, n_arguments=1), monkeypatch)
+    first, second = module.Device(0), module.Device(1)
+    held = [getattr(second, memory)(100, "the weights")]
+
+    def cubin(specialization: Any, compute_capability: tuple[int, int]) -> tuple[bytes, str, bool]:
+        held.clear()
+        return b"code", "kernel", False
+
+    monkeypatch.setattr(module, "cubin", cubin)
+    monkeypatch.setattr(module, "_FUNCTIONS", {})
+    first.launch(compiler.Kernel("one", (compiler.i32,), lambda: None)(), 1, 32, (0,))
+    assert (driver.freed, driver.loaded) == (["context of 1"], ["context of 0"])
+
+
 @pytest.mark.usefixtures("gpus")
 def test_the_context_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes tenths of a second.  A GPU that is not supported keeps none."""

@@ -253,7 +253,11 @@ class Device:
         """Allocate uninitialized host memory that the device accesses at the buffer's address.  Raises DeviceError with the
         name ``what`` if there is not enough free memory."""
         pointer = self._host_memory(n_bytes, what)
-        return Buffer(self._mapped(pointer), n_bytes, lambda address, n_bytes: self._free_host(pointer))
+
+        def free(address: int, n_bytes: int) -> None:
+            self._release(lambda: self._driver.cuMemFreeHost(pointer))
+
+        return Buffer(self._mapped(pointer), n_bytes, free)
 
     def _host_memory(self, n_bytes: int, what: str) -> int:
         self._use()
@@ -288,10 +292,15 @@ class Device:
             self._check(status, "enabling access to another GPU")
         return True
 
-    def _free_host(self, pointer: int) -> None:
-        with contextlib.suppress(Exception):
-            self._driver.cuCtxSetCurrent(self._context)
-            self._driver.cuMemFreeHost(pointer)
+    def _release(self, release: Callable[[], object]) -> None:
+        """Free memory.  The garbage collector calls this at any time, for example between :meth:`_use` and the next call of
+        another device.  So it restores the current context: a kernel loaded into the wrong context fails from then on."""
+        with contextlib.suppress(Exception):  # when the interpreter exits, the bindings may be gone
+            self._driver.cuCtxPushCurrent(self._context)
+            try:
+                release()
+            finally:
+                self._driver.cuCtxPopCurrent()
 
     def _mapped(self, pointer: int) -> int:
         """The device's address of host memory."""
@@ -299,9 +308,7 @@ class Device:
 
     def _free(self, address: int, n_bytes: int) -> None:
         self._count(-n_bytes)
-        with contextlib.suppress(Exception):  # when the interpreter exits, the bindings may be gone
-            self._driver.cuCtxSetCurrent(self._context)
-            self._driver.cuMemFree(address)
+        self._release(lambda: self._driver.cuMemFree(address))
 
     def clear(self, address: int, n_bytes: int) -> None:
         """Zero memory."""
