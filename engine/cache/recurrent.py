@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from engine.arrays import A
+from engine.cache.copies import Copies
 from engine.cache.pages import PagedMemory, Paging
 from engine.cache.spec import CacheSpec, HeldPages, LayerMemory, Ring, StoredRows, of_sequence, ring_length
 from engine.cache.types import Types
@@ -181,20 +182,27 @@ class RecurrentCacheSpec(CacheSpec):
         return RecurrentCache(conv, states, keys, deltas, decays, self.n_conv)
 
 
-@dataclass
 class Snapshot:
-    """The data that a model needs, in addition to keys and values, to continue after ``length`` tokens.
+    """The data that a model needs, in addition to keys and values, to continue after ``length`` tokens."""
 
-    arrays: copies in host memory, in an order that the model defines.
-    """
+    def __init__(self, length: int, arrays: list[np.ndarray], copies: Sequence[Copies] = ()) -> None:
+        """arrays: in host memory, in an order that the model defines; copies: what still fills them."""
+        self.length = length
+        self._arrays = arrays
+        self._copies = copies
 
-    length: int
-    arrays: list[np.ndarray]
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays, as soon as they are filled.  Raises DeviceError if the device has failed before."""
+        for copies in self._copies:
+            copies.wait()
+        self._copies = ()
+        return self._arrays
 
     @property
     def n_bytes(self) -> int:
         """The size of the arrays in bytes."""
-        return sum(array.nbytes for array in self.arrays)
+        return sum(array.nbytes for array in self._arrays)
 
 
 def default_budget(free: int) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Batch, Matrix, Role
+from engine.cache.copies import Copies
 from engine.cache.kv import AttentionCache
 from engine.cache.latent import LatentCache
 from engine.cache.mamba import MambaCache
@@ -55,6 +56,7 @@ from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.crossing import DeviceCrossing
 from engine.cuda.runtime.device import Device, Graph, Mark, allocated_bytes
+from engine.cuda.runtime.downloads import Downloads
 from engine.cuda.runtime.gathering import PacketGathering
 from engine.cuda.runtime.jobs import gpu_job
 from engine.cuda.runtime.meeting import MeetingGraph
@@ -129,6 +131,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = PersistentMemory(self.device)
+        self._downloads = Downloads(self.device)
         #: The tensors of files that are being loaded.
         self._mapped: list[np.ndarray] = []
         #: The groups of rows of products of groups, by their number.
@@ -216,6 +219,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
 
     def download(self, array: Tensor, out: np.ndarray | None = None) -> np.ndarray:
         return self._memory.download(array, out)
+
+    def begin_download(self, pairs: Sequence[tuple[Tensor, np.ndarray]]) -> Sequence[Copies]:
+        return [self._downloads.start(pairs)]
 
     def copy_in(self, target: Tensor, source: np.ndarray, axis: int, first: int, end: int) -> None:
         self._memory.copy_in(target, source, axis, first, end)

@@ -24,6 +24,7 @@ Models do not know of this.  An operation gets arrays that are whole or divided 
 what it needs.  Norms, embeddings and what a model keeps of rows are computed by every owner.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -33,6 +34,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Batch
+from engine.cache.copies import Copies
 from engine.cache.shared import OwnedArray, SharedLayer
 from engine.compile.jobs import Job
 from engine.group.values import Divided, SharedMatrix, Whole
@@ -460,6 +462,15 @@ class DeviceGroup:
         if isinstance(array, OwnedArray):
             return self.owners[array.owner].download(array.array, out)
         return self.lead.download(array.whole().copies[0], out)
+
+    def begin_download(self, pairs: Sequence[tuple[Value | OwnedArray, np.ndarray]]) -> Sequence[Copies]:
+        given = defaultdict[int, list[tuple[Any, np.ndarray]]](list)
+        for array, out in pairs:
+            if isinstance(array, OwnedArray):
+                given[array.owner].append((array.array, out))
+            else:
+                given[0].append((array.whole().copies[0], out))
+        return [copies for owner, own in given.items() for copies in self.owners[owner].begin_download(own)]
 
     def free_memory(self, weights: int) -> int:
         """That of all owners together, if each has as much as the one with the least; on the CPU they have the same."""

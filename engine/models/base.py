@@ -1,7 +1,7 @@
 """The common part of all models: embedding, layers, output head, cache, and the methods that run passes."""
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -495,13 +495,20 @@ class Model(Loader):
         contain these entries.
         """
         length, arrays = length or sequence.length, []
+        pairs = defaultdict[Ops, list[tuple[Array, np.ndarray]]](list)
         for ops, rows in self.remembered(length, sequence):
+            runs = [rows.ring[run] for run in rows.runs()]
+            if not runs:
+                continue
             # Parts before and after the end of a ring are concatenated, so that rings of another length can be restored.
-            if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
-                # A host has rings themselves; what a device has sent need not be copied again.
-                own = len(runs) == 1 and runs[0].base is None
-                arrays.append(runs[0] if own else np.concatenate(runs))
-        return Snapshot(length, arrays)
+            n = sum(part.shape[0] for part in runs)
+            arrays.append(np.empty((n, *runs[0].shape[1:]), np.dtype(cast(Any, runs[0]).dtype)))
+            at = 0
+            for part in runs:
+                pairs[ops].append((part, arrays[-1][at : at + part.shape[0]]))
+                at += part.shape[0]
+        copies = [each for ops, own in pairs.items() for each in ops.begin_download(own)]
+        return Snapshot(length, arrays, copies)
 
     def restore(self, snapshot: Snapshot, sequence: Sequence) -> None:
         """Restore a snapshot, so that the sequence continues after the tokens of the snapshot.

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import A, M_co, Matrix
+from engine.cache.copies import Copies
 from engine.cache.pages import PagedMemory
 from engine.compile.jobs import Job
 from engine.ops.crossing import Crossing
@@ -77,6 +78,11 @@ class MemoryOperations(Protocol[A, M_co]):
     def download(self, array: A, out: np.ndarray | None = None) -> np.ndarray:
         """The values of an array as a NumPy array, read after all work that was started earlier has ended.  out: a contiguous
         array of this shape and dtype that they are written to, and which is returned; None: a new one."""
+
+    def begin_download(self, pairs: Sequence[tuple[A, np.ndarray]]) -> Sequence[Copies]:
+        """Begin to copy arrays to contiguous NumPy arrays of the same shapes and dtypes, as they are after all work that was
+        started earlier; work that is started later does not change the copies.  Returns what must be awaited before they are
+        read; nothing if they are there.  Raises DeviceError if memory runs out."""
 
     def copy_in(self, target: A, source: np.ndarray, axis: int, first: int, end: int) -> None:
         """Copy entries [first, end) of an axis from a contiguous NumPy array to an array of the same shape and dtype, after

@@ -41,6 +41,7 @@ from engine.sampling.sampler import Sampler, SamplerParams
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.tally import Tally
+from tests import downloads
 from tests.activations import EVERY_ACTIVATION
 from tests.batches import one_sequence
 from tests.conftest import REPOSITORY, shared_model
@@ -1130,6 +1131,10 @@ def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
 
 SLACK = 64 << 20
 """Bytes of device memory that the driver may keep for itself."""
+
+
+def test_copies_that_nobody_waits_for(gpu: Any) -> None:
+    downloads.check(gpu)
 
 
 @pytest.mark.alone
