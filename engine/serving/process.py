@@ -20,7 +20,7 @@ from engine.serving.errors import Refusal
 from engine.serving.guard import Guard
 from engine.serving.hosts import is_loopback
 from engine.serving.limits import Limits
-from engine.serving.memory import freeze, give_back, one_arena
+from engine.serving.memory import freeze, give_back, one_arena, search_rarely
 from engine.serving.protocol import protocol
 from engine.serving.served import Served, Spec
 from engine.serving.state import State
@@ -231,6 +231,7 @@ def serve(
     """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address or the certificate cannot
     be used, or if the first model cannot be opened."""
     one_arena()
+    search_rarely()
     local = is_loopback(host)
     application = app(
         specs,

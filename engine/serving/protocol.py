@@ -26,6 +26,9 @@ MOST_CORKED = 64 << 10
 log = logging.getLogger("bitmirror.serving")
 
 
+def _nothing() -> None: ...
+
+
 class CorkedTransport:
     """A transport that sends what is written in one round of the event loop at once: the head of an answer with its body, and
     the last text of a stream with its end.  Each sending takes longer than writing a text, and wakes the client."""
@@ -59,6 +62,10 @@ class CorkedTransport:
         """Close the connection, whatever the client has not read."""
         self.flush()
         self._transport.abort()
+
+    def release(self) -> None:
+        """Forget who is told of bytes that are sent: the connection has ended, and is freed without a search for garbage."""
+        self._sent = _nothing
 
     def flush(self) -> None:
         """Send what has been written."""
@@ -131,6 +138,7 @@ class Protocol(H11Protocol):
             self._look.cancel()
         self._others.remove(self)
         super().connection_lost(exc)
+        self.transport.release()  # type: ignore[attr-defined]
 
     @property
     def waits(self) -> Wait | None:
