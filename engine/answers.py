@@ -227,7 +227,9 @@ class Answers(StatefulModel):
         ' '
         '1'
         """
-        options = {name: value for name, value in locals().items() if name not in ("self", "prompt", "sampling_params")}
+        options = locals().copy()
+        for name in ("self", "prompt", "sampling_params"):
+            del options[name]
         self.check_open()
         if schema is not None:
             if grammar is not None:

@@ -103,6 +103,8 @@ class SamplerParams:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
+            if type(value) is type(f.default) and value == f.default:
+                continue  # most are not given
             if f.name == "logit_bias":
                 value = _checked_bias(value)
             elif f.name == "dry_breakers":

@@ -21,6 +21,14 @@ BROWSER = ("origin", "sec-fetch-site", "sec-fetch-mode")
 """Headers that browsers send, whatever a page wants: ``Origin`` with every POST, the others with every request."""
 
 
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+# json.loads would make a decoder for each text.
+_DECODER = json.JSONDecoder(parse_constant=_constant)
+
+
 async def read_fields(request: Request, limits: Limits, *, declared: bool = True) -> Fields:
     """The body of a request, which must be a JSON object; declared: it must also be declared as JSON, which otherwise only
     browsers must do."""
@@ -65,19 +73,22 @@ def _too_large(limits: Limits) -> Refusal:
 
 def parse(data: bytes, limits: Limits) -> Any:
     """The value of a JSON text.  Raises Refusal if it is none, nested too deeply, or of too many values."""
-    n_items = sum(map(data.count, (b",", b"[", b"{")))
+    n_openings = data.count(b"[") + data.count(b"{")
+    n_items = n_openings + data.count(b",")
     if n_items > limits.json_items:
         # The parser lets no other thread run.
         problem = f"the body has {n_items} commas and opening brackets and this server accepts {limits.json_items}"
         raise Refusal(f"{problem} (--json-items).", 413)
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_constant)
+        value = _DECODER.decode(data.decode("utf-8"))
     except UnicodeDecodeError:
         raise Refusal("the body is not UTF-8; send JSON in UTF-8.") from None
     except RecursionError:
         raise _too_deep(limits) from None
     except ValueError as error:
         raise Refusal(f"the body is not JSON: {error}.") from None
+    if n_openings <= limits.json_depth:
+        return value
     level = [value]
     for _ in range(limits.json_depth):
         level = [item for each in level for item in _within(each)]
@@ -90,10 +101,6 @@ def _within(value: Any) -> list[Any]:
     """The lists and objects in a list or an object."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [item for item in items if isinstance(item, (dict, list))]
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _too_deep(limits: Limits) -> Refusal:

@@ -46,8 +46,10 @@ class Fields:
 
     def get(self, name: str) -> Any:
         """The value of a field, None if it is missing."""
-        self._read.add(name)
-        return self.values.get(name)
+        value = self.values.get(name)
+        if value is not None:
+            self._read.add(name)
+        return value
 
     def ignored(self) -> list[str]:
         """Some of the fields that nothing has read, and of those of the objects among the others, as errors name them."""
