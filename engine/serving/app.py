@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.serving.anthropic.count_tokens import count_tokens
@@ -119,7 +120,31 @@ def app(
     inner = Starlette(routes=[*routes(), *front], lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
-    return Guard(inner, state, keys, local, origins, [route.path for route in front] if webui else [])
+    paths = [route.path for route in front] if webui else []
+    return Guard(Direct(inner, routes()), state, keys, local, origins, paths)
+
+
+class Direct:
+    """An ASGI application around Starlette's: requests whose method and path are those of a route go to its handler at once.
+
+    Starlette compares the path with one route after another, and passes each message of the answer through three functions.
+    """
+
+    def __init__(self, inner: Starlette, routes: Sequence[Route]) -> None:
+        self._inner = inner
+        plain = [route for route in routes if not route.param_convertors]
+        self._handlers = {(method, route.path): route.endpoint for route in plain for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = (
+            None if scope.get("root_path") else self._handlers.get((scope.get("method", ""), scope.get("path", "")))
+        )
+        if handler is None:
+            await self._inner(scope, receive, send)
+            return
+        scope["app"] = self._inner
+        response = await handler(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def routes() -> list[Route]:
