@@ -39,6 +39,12 @@ REST = 3
 interpreter with the thread that computes them."""
 
 
+GIVE_WAY_SECONDS = 0.003
+"""The most seconds that the event loop waits, before it reads a further request, for the thread to start the pass that it
+prepares.  Each call of the device's driver gives the lock of the interpreter up, and would wait for the event loop to get it
+back."""
+
+
 class News(NamedTuple):
     """What one or several rounds have brought an answer: tokens that have text, and whether it is over, and why if that was
     an error."""
@@ -88,6 +94,9 @@ class Driver:
         self._errors: dict[Request, Exception] = {}
         self._inbox: deque[Listener] = deque()
         self._wake = threading.Event()
+        #: Set unless the thread prepares a pass: until the device computes it, or the event loop has waited long enough.
+        self._started = threading.Event()
+        self._started.set()
         #: Whether :meth:`_gather` is going to wake the thread.
         self._gathering = False
         self._closing = False
@@ -129,12 +138,16 @@ class Driver:
         answer ends with the reason."""
         self._inbox.append(listener)
         if self._fills_a_pass():
+            if self.moved == math.inf:
+                self._started.clear()  # the thread would do so only when it has the lock of the interpreter
             self._wake.set()
         elif not self._gathering:
             self._gathering = True
             self._gather(0, 0)
         if self._ended is not None:
             self._loop.call_soon(self._refuse, self._ended)
+        if not self._started.is_set() and not self._started.wait(GIVE_WAY_SECONDS):
+            self._started.set()
 
     def _fills_a_pass(self) -> bool:
         """Whether a pass over the prompts that have not been taken leaves no room for a further one."""
@@ -187,6 +200,7 @@ class Driver:
             if self._closing:
                 break
             self.moved = time.monotonic()
+            self._started.clear()
             try:
                 self._submit()
                 moved = self.llm.core.step(self._on_wait)
@@ -200,6 +214,7 @@ class Driver:
                 log.exception("the scheduler has failed")
                 self._end(error)
                 moved = False
+            self._started.set()
             self._collect()
             if not moved and not self._inbox:
                 self._hand_out()
@@ -249,6 +264,7 @@ class Driver:
 
     def _on_wait(self) -> None:
         """Give the event loop what it should get now."""
+        self._started.set()
         self._collect()
         if self._urgent or (self._sent == self._worked and time.monotonic() >= self._due):
             self._hand_out()

@@ -141,6 +141,45 @@ def test_a_pass_begins_when_it_is_full_or_nothing_more_comes(
     assert counts[0] == 2
 
 
+@pytest.mark.parametrize("patience", [10.0, 0.02])
+def test_the_event_loop_lets_a_pass_start_before_it_reads_on(
+    patience: float, llm: engine.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 0.2 s to prepare, for which the event loop waits, or once for as long as it may."""
+    monkeypatch.setattr(driver, "GIVE_WAY_SECONDS", patience)
+    monkeypatch.setattr(llm.model, "prompt_rows", 1)  # each prompt fills a pass
+    events, step = list[str](), llm.core.step
+
+    def prepares(on_wait: Callable[[], None]) -> bool:
+        def waits() -> None:
+            events.append("started")
+            on_wait()
+
+        if not events.count("started"):
+            time.sleep(0.2)
+        return step(waits)
+
+    async def run() -> None:
+        own = Driver(llm, asyncio.get_running_loop())
+        while own.moved != math.inf:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(llm.core, "step", prepares)
+        readers = [Reader(llm, prompt) for prompt in ("x =", "def add(a, b):", "import os")]
+        for reader in readers:
+            own.submit(reader)
+            events.append("submitted")
+        async with asyncio.timeout(60):
+            for reader in readers:
+                await reader.over.wait()
+        await asyncio.to_thread(own.close)
+
+    asyncio.run(run())
+    if patience > 1:
+        assert events[:2] == ["started", "submitted"]
+    else:
+        assert events[:3] == ["submitted"] * 3
+
+
 def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop works on the first token until the error comes."""
     reader, step, rounds = Reader(llm, "def add(a, b):", 0.3), llm.core.step, 0
