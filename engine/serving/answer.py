@@ -165,7 +165,12 @@ class Answer(Listener):
                 await self.arrived()
                 if not self._tokens:
                     break
-                yield self._next()
+                delta = self._next()
+                if not (self.finish_reason or self._tokens or self.error) and self._over:
+                    # The end is written together with the last token.
+                    last = self._last()
+                    delta = delta._replace(events=delta.events + last.events, finish_reason=last.finish_reason)
+                yield delta
                 if self.finish_reason:
                     return
                 if self._tokens:

@@ -65,6 +65,10 @@ def line(value: Any) -> str:
     return dump(value) + "\n"
 
 
+class Last(str):
+    """The last text of a stream, which is sent together with its end."""
+
+
 class Disconnected(Exception):
     """The client has left."""
 
@@ -134,10 +138,10 @@ async def _late(work: asyncio.Task[str]) -> AsyncIterator[str]:
 class Stream(Response):
     """A response that is written while it is computed.
 
-    Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client
-    leaves or is disconnected because it reads nothing.  An error becomes what ``failed`` makes of it.  ``held``: what is
-    released at the end, even if nothing of the content was computed; ``framing``: how the texts are written.  If it does not
-    end as it should, the log has the status that tells why instead of 200.
+    Each text of ``content`` is sent when it is there, and the head with the first one.  The stream ends, and what computes it
+    is closed, when the client leaves or is disconnected because it reads nothing.  An error becomes what ``failed`` makes of
+    it.  ``held``: what is released at the end, even if nothing of the content was computed; ``framing``: how the texts are
+    written.  If it does not end as it should, the log has the status that tells why instead of 200.
     """
 
     def __init__(
@@ -154,6 +158,8 @@ class Stream(Response):
         self.status_code = 200
         self.media_type = framing.media_type
         self.background = None
+        #: Whether the head has been sent, and the end.
+        self._begun = self._complete = False
         #: Whether a text is being sent, and when the latest one was.
         self._sending, self._since = False, time.monotonic()
         #: What fills silence: a timer, and the latest text that was sent for it.
@@ -163,12 +169,15 @@ class Stream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing, leaving = asyncio.ensure_future(self._write(scope, send)), asyncio.ensure_future(_left(receive))
+        over = asyncio.Event()
+        writing, leaving = started(self._write(scope, send)), started(_left(receive))
+        for task in (writing, leaving):
+            task.add_done_callback(lambda _: over.set())
         self._tend(send)
         try:
             # The second one is done, too, when all has been written.
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
+            await over.wait()
+            if not self._complete:
                 scope.setdefault("state", {})["ended"] = 499  # the client left
         finally:
             self._timer.cancel()
@@ -178,7 +187,6 @@ class Stream(Response):
             await self.held.aclose()
 
     async def _write(self, scope: Scope, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with aclosing(self.content) as content:  # type: ignore[type-var]
                 async for text in content:
@@ -189,13 +197,18 @@ class Stream(Response):
                 log.error("an answer failed: %s", refusal, exc_info=not isinstance(error, EngineError))
             note(scope, refusal)
             scope.setdefault("state", {})["ended"] = refusal.status
-            await self._put(send, self.failed(refusal))
-        await self._put(send, "", more=False)
+            await self._put(send, Last(self.failed(refusal)))
+        if not self._complete:
+            await self._put(send, Last())
 
-    async def _put(self, send: Send, text: str, more: bool = True) -> None:
+    async def _put(self, send: Send, text: str) -> None:
+        more = not isinstance(text, Last)
         self._sending, self._since = True, time.monotonic()
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
-        self._sending, self._since = False, time.monotonic()
+        self._sending, self._since, self._complete = False, time.monotonic(), not more
 
     def _tend(self, send: Send) -> None:
         """Fill silence.  This looks at the time now and then: a timer for each text would take longer than the text."""

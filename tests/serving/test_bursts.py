@@ -1,9 +1,13 @@
 """Requests that arrive together, and how often the system is asked to send their answers."""
 
 import asyncio
+import gc
 import json
 import socket
 import sys
+import threading
+import time
+import weakref
 from asyncio import selector_events
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +24,7 @@ from engine.serving import exchange, protocol
 from engine.serving.app import app
 from engine.serving.driver import Driver, Listener
 from engine.serving.fields import Fields
-from engine.serving.protocol import CorkedTransport
+from engine.serving.protocol import CorkedTransport, Protocol
 from engine.serving.served import Spec
 from tests.serving.bundled import bundled
 from tests.serving.live import live
@@ -73,7 +77,7 @@ def address() -> Iterator[tuple[str, int]]:
 def test_the_end_of_an_answer_is_sent_at_once(
     stream: bool, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream's last text with its end, and a whole answer with its head."""
+    """A stream's head with its first text, its last text with its end, and a whole answer with its head."""
     sent = []
     write = selector_events._SelectorSocketTransport.write  # type: ignore[attr-defined]
 
@@ -91,9 +95,38 @@ def test_the_end_of_an_answer_is_sent_at_once(
             received += piece
     assert b"".join(sent) == received
     if stream:
+        assert sent[0].startswith(b"HTTP/1.1 200 ") and b"data: " in sent[0]
         assert sent[-1].count(b"data: ") >= 2 and sent[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     else:
         assert len(sent) == 1 and sent[0].startswith(b"HTTP/1.1 200 ") and sent[0].endswith(b"}")
+
+
+def test_a_connection_is_freed_without_a_search_for_garbage(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, lost, ended = list[weakref.ref[Protocol]](), Protocol.connection_lost, threading.Event()
+
+    def connection_lost(connection: Protocol, error: Exception | None) -> None:
+        made.append(weakref.ref(connection))
+        lost(connection, error)
+        ended.set()
+
+    monkeypatch.setattr(Protocol, "connection_lost", connection_lost)
+    body = json.dumps({"prompt": "x = ", "max_tokens": 2, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    gc.disable()
+    try:
+        with socket.create_connection(address) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            while connection.recv(1 << 16):
+                pass
+        assert ended.wait(10)
+        until = time.monotonic() + 10
+        while made[0]() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_sends_nothing_more_gets_its_answer(address: tuple[str, int]) -> None:

@@ -21,7 +21,7 @@ from engine.serving.openai.shapes import chat_logprobs, error_body, error_event,
 from engine.serving.permitted import read_permitted
 from engine.serving.sampling import clamped, read_logprobs, read_most, read_options, read_stop
 from engine.serving.served import Served
-from engine.serving.streams import merged, sse
+from engine.serving.streams import Last, merged, sse
 from engine.serving.tool_choice import read_tool_choice
 from engine.tools.choice import ToolChoice
 from engine.tools.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
@@ -175,6 +175,7 @@ async def _chunks(answers: list[Answer], served: Served, shape: ChatShape) -> As
 
     said = {answer.index: Said(answer) for answer in answers}
     begun: set[int] = set()
+    left, end = len(answers), ""
     async for answer, delta in merged(answers):
         if answer.index not in begun:
             # Not before there is a token: clients take the first chunk for the first token.
@@ -190,10 +191,12 @@ async def _chunks(answers: list[Answer], served: Served, shape: ChatShape) -> As
         for i, each in enumerate(parts):
             yield chunk(answer, each, None, logprobs if i == 0 else None)
         if delta.finish_reason:
-            yield chunk(answer, {}, shape.finish_of(answer))
+            left, end = left - 1, chunk(answer, {}, shape.finish_of(answer))
+            if left:
+                yield end
     if shape.include_usage:
-        yield sse(head | {"choices": [], "usage": usage_of(answers), "timings": timings_of(answers[0])})
-    yield sse("[DONE]")
+        end += sse(head | {"choices": [], "usage": usage_of(answers), "timings": timings_of(answers[0])})
+    yield Last(end + sse("[DONE]"))
 
 
 class Said:

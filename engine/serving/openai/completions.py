@@ -23,7 +23,7 @@ from engine.serving.openai.shapes import error_body, error_event, timings_of, us
 from engine.serving.permitted import read_permitted
 from engine.serving.sampling import clamped, read_most, read_options, read_stop
 from engine.serving.served import Served
-from engine.serving.streams import merged, sse
+from engine.serving.streams import Last, merged, sse
 from engine.serving.structured import read_form
 from engine.tools.formats.events import Content
 from engine.tools.formats.plain import plain
@@ -201,14 +201,21 @@ async def _whole(answers: list[Answer], served: Served, shape: TextShape) -> dic
 
 async def _chunks(answers: list[Answer], served: Served, shape: TextShape) -> AsyncIterator[str]:
     head, writers = shape.head("text_completion"), _writers(answers, served, shape)
+    left, end = len(answers), ""
     async for answer, delta in merged(answers):
         writer = writers[answer]
         size = writer.size(delta)
         choice = await aside(size, partial(writer.choice, delta))
         if choice["text"] or choice["finish_reason"] or (shape.logprobs and choice["logprobs"]["tokens"]):
             usage = {"usage": usage_of(answers, shape.n_prompts)} if shape.continuous_usage else {}
-            yield await aside(size, partial(sse, head | {"choices": [choice]} | usage))
+            text = await aside(size, partial(sse, head | {"choices": [choice]} | usage))
+            if choice["finish_reason"]:
+                left -= 1
+            if left:
+                yield text
+            else:
+                end = text
     if shape.include_usage:
         usage = {"usage": usage_of(answers, shape.n_prompts), "timings": timings_of(answers[0])}
-        yield sse(head | {"choices": []} | usage)
-    yield sse("[DONE]")
+        end += sse(head | {"choices": []} | usage)
+    yield Last(end + sse("[DONE]"))
