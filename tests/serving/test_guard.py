@@ -11,6 +11,8 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from engine.serving.app import app
+from engine.serving.body import parse
+from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
 from engine.text.tokenizer import TokenType
@@ -54,6 +56,24 @@ def test_without_the_key_no_route_answers(client: TestClient, path: str, headers
     answer = client.post(path, json=HELLO, headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("beside", [0, 20])
+def test_the_limit_of_nesting_is_exact(beside: int) -> None:
+    """Also with lists that are beside each other; a text with few brackets is not walked."""
+    limits = Limits(json_depth=8)
+
+    def nested(depth: int) -> bytes:
+        return b"[" + b"[]," * beside + b"[" * (depth - 1) + b"]" * depth
+
+    assert parse(nested(8), limits)
+    with pytest.raises(Refusal, match="nested more than 8 deep"):
+        parse(nested(9), limits)
+
+
+def test_a_path_is_not_taken_for_the_pattern_of_a_route(client: TestClient) -> None:
+    literal, other = (client.get(f"/v1/models/{name}") for name in ("%7Bname:path%7D", "x"))
+    assert literal.status_code == other.status_code == 404
 
 
 def test_each_key_is_accepted_in_both_headers(client: TestClient) -> None:
