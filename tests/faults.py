@@ -1320,6 +1320,15 @@ FAULTS = (
         ("tests/cuda/simulated/test_gathering.py::test_gpus_that_wait_for_each_other",),
     ),
     Fault(
+        "positions at other owners",
+        "stages",
+        "engine/cuda/copy_rows.py",
+        "positions[row], sequences[row]",
+        "positions[0], sequences[row]",
+        "on several GPUs, all but the first one compute every row of a pass for the position of its first row",
+        ("tests/cuda/simulated/test_gathering.py::test_gpus_that_wait_for_each_other",),
+    ),
+    Fault(
         "the order of passes of several GPUs",
         "stages",
         "engine/cuda/runtime/meeting.py",

@@ -40,7 +40,7 @@ ABSENT = {
     "remember_latent repeat rotate_tail round_latents round_queries round_rows short_conv stream_weights",
     "the experts of a part of a model": "activate_experts add_gated choose_experts join_experts sum_experts",
     "caches in host memory or on disk": "copy_in copy_out read_entries write_entries",
-    "devices with some layers each, or other backends": "crossing gathering mark meet reach together",
+    "devices with some layers each, or other backends": "crossing gathering mark meet own_rows reach together",
     "what callers ask each owner": "array_bytes observe rest resume weight_bytes",
 }
 """The operations that a group of devices does not have, by what they are for."""

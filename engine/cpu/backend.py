@@ -286,6 +286,10 @@ class Backend(
     def gathering(self, owners: "Sequence[Backend]") -> None:
         """None: owners are in the memory of one machine."""
 
+    def own_rows(self, batch: Batch[np.ndarray]) -> Batch[np.ndarray]:
+        """The same ones."""
+        return batch
+
     def inputs(self) -> None:
         """None: passes take their inputs as arguments."""
 

@@ -28,6 +28,7 @@ from engine.compile.jobs import Job
 from engine.cuda import (
     add,
     bandwidth,
+    copy_rows,
     delta_inputs,
     delta_net,
     delta_steps,
@@ -439,6 +440,15 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def gathering(self, owners: Sequence["Backend"]) -> PacketGathering | None:
         """By packets, for as many owners as a kernel can give to."""
         return PacketGathering([owner.recorder for owner in owners]) if len(owners) <= PEERS + 1 else None
+
+    def own_rows(self, batch: Batch[Tensor]) -> Batch[Tensor]:
+        out = self.recorder.empty((3, batch.rows), np.int32)
+        arguments = batch.tokens, batch.positions, batch.sequences, batch.rows, out
+        self.recorder.launch(copy_rows.copy_rows(), (1,), 256, arguments, rows=out)
+        # Attention reads them before it waits for the kernel before it.
+        self.recorder.finish()
+        tokens, positions, sequences = (out[i : i + 1].reshape(batch.rows) for i in range(3))
+        return replace(batch, tokens=tokens, positions=positions, sequences=sequences)
 
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """``decode_size`` if the pass is mixed, else ``rows``."""

@@ -1,7 +1,7 @@
 """Steps of a model whose layers several GPUs share: the first of them, the lead, chooses the tokens.
 
 A step is one graph, as on a single GPU.  It has the kernels of all owners, and at its end those that choose the tokens, which
-run on the lead.  The rows of a step are in the memory of the lead, where all owners read them.
+run on the lead.  The rows of a step are in the memory of the lead, from where all owners copy them.
 """
 
 from typing import TYPE_CHECKING, cast

@@ -533,10 +533,10 @@ class DeviceGroup:
             self._gathering.begin()
 
     def batch(self, batch: Batch[Any]) -> Batch[Whole]:
-        """The rows of a pass, which all owners read in the memory of the lead."""
-        n = len(self.owners)
-        given = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        arrays: dict[str, Any] = {name: Whole([a] * n) for name, a in given.items() if hasattr(a, "shape")}
+        """The rows of a pass, which are in the memory of the lead."""
+        each = [batch, *(ops.own_rows(batch) for ops in self.owners[1:])]
+        copies = {field.name: [getattr(own, field.name) for own in each] for field in fields(batch)}
+        arrays: dict[str, Any] = {name: Whole(own) for name, own in copies.items() if hasattr(own[0], "shape")}
         return replace(batch, **arrays)
 
     def of_lead(self, result: Value) -> Any:

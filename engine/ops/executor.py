@@ -178,6 +178,9 @@ class Executor(Protocol[A]):
         """How the owners of a group, of which this is the first one, bring columns together in passes of few rows; None: only
         by :meth:`meet`.  owners: as for :meth:`together`.  Raises DeviceError if memory runs out."""
 
+    def own_rows(self, batch: Batch[A]) -> Batch[A]:
+        """In :meth:`together`: the rows of a pass, which are in the memory of another backend, in the memory of this one."""
+
     def observe(self, observer: Observer[A] | None) -> None:
         """Call ``observer`` with intermediate values of all following operations.  None removes the observer.
 

@@ -221,6 +221,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "add": [(), (True,)],
     "add_gated": [()],
     "clear_packets": [()],
+    "copy_rows": [()],
     "gate_heads": [()],
     "gather": [(1,), (7,)],
     "gather_combine_quantize": [
