@@ -69,6 +69,7 @@ from engine.cuda.runtime.split import SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Centered, Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.cuda.runtime.weight_stream import STAGING, DeviceWeightStream, can_be_streamed
+from engine.cuda.runtime.wide_gathering import WideGathering
 from engine.gguf.pages import give_back
 from engine.limits import DECODE_ANSWERS, DECODE_ROWS, MOST_TOGETHER
 from engine.ops.activation import Activation
@@ -437,9 +438,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     def meet(self) -> None:
         self.recorder.meet()
 
-    def gathering(self, owners: Sequence["Backend"]) -> PacketGathering | None:
+    def gathering(self, owners: Sequence["Backend"]) -> WideGathering | None:
         """By packets, for as many owners as a kernel can give to."""
-        return PacketGathering([owner.recorder for owner in owners]) if len(owners) <= PEERS + 1 else None
+        recorders = [owner.recorder for owner in owners]
+        return WideGathering(PacketGathering(recorders), recorders) if len(owners) <= PEERS + 1 else None
 
     def own_rows(self, batch: Batch[Tensor]) -> Batch[Tensor]:
         out = self.recorder.empty((3, batch.rows), np.int32)

@@ -17,8 +17,8 @@ rows.  In a layer that happens four times::
 
 No sum is divided: every element of a result is computed by one owner, from the same numbers and in the same order as on a
 single device.  So a model has the same bits, whatever the format of its weights and the number of owners.  A unit of
-activations that are quantized together may lie in columns of two owners: columns are exchanged as float32, and each owner
-quantizes whole rows.
+activations that are quantized together may lie in columns of two owners: then columns are exchanged as float32, and each
+owner quantizes whole rows.
 
 Models do not know of this.  An operation gets arrays that are whole or divided (``engine/group/values.py``), and asks for
 what it needs.  Norms, embeddings and what a model keeps of rows are computed by every owner.
@@ -527,10 +527,10 @@ class DeviceGroup:
         """A context in which the operations of all owners are recorded into the pass of the lead."""
         return self.lead.together(self.owners[1:])
 
-    def begin(self) -> None:
-        """Another pass is recorded from now on."""
+    def begin(self, rows: int) -> None:
+        """Another pass of so many rows is recorded from now on."""
         if self._gathering is not None:
-            self._gathering.begin()
+            self._gathering.begin(rows)
 
     def batch(self, batch: Batch[Any]) -> Batch[Whole]:
         """The rows of a pass, which are in the memory of the lead."""
@@ -646,7 +646,7 @@ class _Together:
     forward: Forward[Any]
 
     def __call__(self, batch: Batch[Any], n_logits: int) -> Any:
-        self.group.begin()
+        self.group.begin(batch.rows)
         with self.group.recording():
             result = self.forward(self.group.batch(batch), n_logits)
             found = None if result is None else self.group.of_lead(result)

@@ -14,8 +14,8 @@ class Gathering(Protocol):
     not an array may be used once, in a product that all owners record before other exchanges.
     """
 
-    def begin(self) -> None:
-        """Another pass is recorded from now on."""
+    def begin(self, rows: int) -> None:
+        """Another pass of so many rows is recorded from now on."""
 
     def takes(self, rows: int, cut: Cut) -> bool:
         """Whether columns of so many rows, divided in this way, can be brought together in the pass that is recorded."""

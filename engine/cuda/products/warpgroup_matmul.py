@@ -118,7 +118,7 @@ def shared_bytes(format: str, tiles: int, groups: int, split: bool) -> int:
 # --- the results -------------------------------------------------------------------------------------------------
 
 
-def _make_write(tiles: int) -> DeviceFunction:
+def make_write(tiles: int) -> DeviceFunction:
     """The device function write(values, column, row, there, rows, n_rows, residual, add, out): write a lane's results,
     float32 [4 tiles], of tiles of 8 columns from ``column`` on, the lane's first one; there: whether they exist."""
 
@@ -162,6 +162,26 @@ def chains_grid(shape: TileShape, rows: int, tiles: int) -> tuple[int, int]:
     return shape.grid(rows, tiles)[0], -(-tiles * shape.tiles // 8)
 
 
+def make_add_chains(tiles: int) -> DeviceFunction:
+    """The device function add_chains(own, n_chains, values): values [4] = the sums of the first ``n_chains`` chains that
+    blocks have shared, of which the lane's first one is at own."""
+
+    @device
+    def add_chains(own, n_chains, values):
+        given = cuda.local.array((CHAINS, 4), np.uint32)
+        for c in range(CHAINS):
+            if c < n_chains:
+                given[c, 0], given[c, 1], given[c, 2], given[c, 3] = load4(own, 128 * tiles * c)
+        for k in range(4):
+            total = f32(0.0)
+            for c in range(CHAINS):
+                if c < n_chains:
+                    total = total + bits_float(I(given[c, k]))
+            values[k] = total
+
+    return add_chains
+
+
 @kernel(
     *(F32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, i32, i32),
     *(i32, i32),
@@ -175,7 +195,7 @@ def matmul_chains(tiles: int) -> KernelCode:
     Who owns what: a thread owns the results of a lane for a tile of 8 columns.
     Grid: ``chains_grid``.
     """
-    write = _make_write(1)
+    write, add_chains = make_write(1), make_add_chains(tiles)
 
     @cuda.jit
     def matmul_chains(chains, out0, out1, out2, residual, add, end0, end1, end2, rows0, rows1, rows2, n_chains, rows):
@@ -186,18 +206,9 @@ def matmul_chains(tiles: int) -> KernelCode:
         wait_for_inputs()
         if tile < end2:
             first = I(cuda.blockIdx.x * end2 + tile)
-            own = advance(chains, np.int64(first) * (CHAINS * tiles * 128) + I(128 * n + 4 * lane))
-            given = cuda.local.array((CHAINS, 4), np.uint32)
             values = cuda.local.array(4, np.float32)
-            for c in range(CHAINS):
-                if c < n_chains:
-                    given[c, 0], given[c, 1], given[c, 2], given[c, 3] = load4(own, 128 * tiles * c)
-            for k in range(4):
-                total = f32(0.0)
-                for c in range(CHAINS):
-                    if c < n_chains:
-                        total = total + bits_float(I(given[c, k]))
-                values[k] = total
+            own = np.int64(first) * (CHAINS * tiles * 128) + I(128 * n + 4 * lane)
+            add_chains(advance(chains, own), n_chains, values)
             out, n_rows = out0, rows0
             if tile >= end1:
                 out, n_rows, tile = out2, rows2, I(tile - end1)
@@ -231,7 +242,7 @@ def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> Kern
     areas = _areas(format, tiles, groups, split)
     record, warps, columns, n_sums = areas.record, areas.shape.warps, 8 * tiles, 4 * tiles
     block_words = block_parts(tiles)[2]
-    pipeline, multiply, write = make_pipeline(areas), make_multiply(areas, tiles), _make_write(tiles)
+    pipeline, multiply, write = make_pipeline(areas), make_multiply(areas, tiles), make_write(tiles)
     begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
 
     @cuda.jit

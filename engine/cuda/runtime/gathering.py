@@ -185,7 +185,7 @@ class PacketGathering:
         self._packets = [device.allocate(2 * self._size, WHAT) for device in devices]
         self._states = [device.allocate(4, WHAT) for device in devices]
         # One for all, since several of them may wait in vain for the same reason.
-        self._alarm = devices[0].alarm(
+        self.alarm = devices[0].alarm(
             f"{devices[0].name} has waited too long for another GPU; run again, and if it persists, give each GPU some of "
             'the layers (split_mode="layer").'
         )
@@ -197,7 +197,7 @@ class PacketGathering:
 
     # --- a pass ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, rows: int) -> None:
         self._latest, self._is_open = 0, False
 
     def takes(self, rows: int, cut: Cut) -> bool:
@@ -288,7 +288,7 @@ class PacketGathering:
         peers = [packets.address + at for i, packets in enumerate(self._packets) if i != owner]
         spare = [0] * (gather.PEERS - len(peers))
         here = self._packets[owner].address + at
-        return here, *peers, *spare, self._states[owner].address, self._alarm
+        return here, *peers, *spare, self._states[owner].address, self.alarm
 
     # --- a trial ---------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class PacketGathering:
             parts.append(Tensor(memory.address, own.shape, own.dtype, memory))
 
         def forward() -> Tensor:
-            self.begin()
+            self.begin(1)
             with lead.together(others):
                 for _ in range(TRIAL):
                     found = self.arrays(parts, cut)

@@ -90,6 +90,8 @@ PLACE_OF_POLLS = {
     "gather_combine_quantize": 12,
     "gather_gated_norm_quantize": 9,
     "take_quantize": 2,
+    "gather_words": 7,
+    "wide_gather_norm_quantize": 8,
 }
 """The places of the argument polls."""
 

@@ -75,7 +75,7 @@ def same_everywhere(
     expected: list[Any] = []
 
     def pair() -> None:
-        of.begin()
+        of.begin(shape[0])
         with one.together(recorders[1:]):
             found.extend(together())
 

@@ -1,0 +1,273 @@
+"""Columns of several GPUs brought together by packets (``engine/cuda/wide_gather.py``), while a pass of many rows is
+recorded.
+
+Passes of few rows use ``engine/cuda/runtime/gathering.py``, whose places and numbers work in the same way.  Here activations
+become int8 where they are, if no unit has columns of several owners, and the bytes come together: a fourth of the packets.
+The residual stream is given by the launch before that adds its chains, if there is one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from engine.arrays import Role
+from engine.cuda import gather, wide_gather
+from engine.cuda.products import quantize, warpgroup_give
+from engine.cuda.rows import NARROW_ROWS
+from engine.cuda.runtime.gathering import WHAT, PacketGathering
+from engine.cuda.runtime.recorder import Int8, Recorder
+from engine.cuda.runtime.tensor import Argument, Tensor
+from engine.cuda.runtime.values import Deferred, Normalized, plain, quantized
+from engine.limits import DECODE_ANSWERS
+from engine.shares import Cut
+
+WORDS = 8192
+"""The most words of an exchange for each row of the pass; more come together in several exchanges."""
+
+MOST_RUNS = 32
+"""The most runs of 256 columns that a block normalizes."""
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The words of an exchange: runs of ``period`` ones, of which an owner has those from ``own[owner][0]`` to before
+    ``own[owner][1]``."""
+
+    count: int
+    period: int
+    own: tuple[tuple[int, int], ...]
+
+    @property
+    def words(self) -> int:
+        """The number of all words."""
+        return self.count * self.period
+
+
+def _runs_of(cut: Cut, rows: int, words: int = 1, columns: int = 1) -> _Runs:
+    """Rows that are divided by columns, ``columns`` of which have ``words`` words."""
+    assert cut.period is not None
+    own = tuple((words * first // columns, words * last // columns) for (first, last), *_ in cut.runs)
+    return _Runs(rows * cut.size // cut.period, words * cut.period // columns, own)
+
+
+class _ExchangeNumber(NamedTuple):
+    """The number of an exchange; is_given: whether the owners have given before a kernel takes."""
+
+    number: int
+    is_given: bool
+
+
+@dataclass
+class _WideExchange:
+    """Columns of all owners, and the exchanges that bring them together, one for each use of each owner."""
+
+    cut: Cut
+    parts: Sequence[Tensor | Deferred]
+    numbers: list[_ExchangeNumber] = field(default_factory=list)
+
+
+class _WideRows(Deferred):
+    """All columns of an exchange at one owner."""
+
+    inputs = ()
+
+    def __init__(self, of: "WideGathering", exchange: _WideExchange, owner: int) -> None:
+        self._of, self._exchange, self._owner = of, exchange, owner
+        self._cut, self._part = exchange.cut, exchange.parts[owner]
+        self._uses = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self._part.shape[0], self._cut.size
+
+    def _number(self, of_columns: bool = False) -> _ExchangeNumber:
+        """That of the next exchange; of_columns: whether it is the only one of the columns as float32, which products may
+        give."""
+        self._uses += 1
+        if self._uses > len(self._exchange.numbers):
+            self._exchange.numbers.append(self._of.next(self._exchange if of_columns else None))
+        return self._exchange.numbers[self._uses - 1]
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Record the launches that store the rows."""
+        part = plain(recorder, self._part)
+        self._of.bring(recorder, self._owner, _runs_of(self._cut, self.shape[0]), self._number, part, out)
+
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
+        """The rows as int8."""
+        cut, (rows, columns), by_blocks = self._cut, self.shape, layout in quantize.BLOCKS
+        if by_blocks and all(edge % unit == 0 for runs in cut.runs for run in runs for edge in run):
+            runs = _runs_of(cut, -(-rows // (8 * layout)), quantize.block_parts(layout)[2], unit)
+            if runs.period <= self._of.most_words:
+                part = quantized(recorder, self._part, unit, warpgroups=True)
+                to = recorder.int8(unit, rows, columns, layout=layout)
+                self._of.bring(recorder, self._owner, runs, self._number, part.q, to.q)
+                return to
+        return quantized(recorder, self.plain(recorder), unit, warpgroups=by_blocks)
+
+
+class _WideNormalizedRows(_WideRows):
+    """rms_norm of the rows."""
+
+    def __init__(self, rows: _WideRows, weight: Tensor, eps: float) -> None:
+        super().__init__(rows._of, rows._exchange, rows._owner)
+        self._weight, self._eps = weight, eps
+
+    def _normalized(self, recorder: Recorder) -> Normalized:
+        """The value of rows that have been stored."""
+        out = recorder.empty(self.shape)
+        super().write(recorder, out)
+        return Normalized(out, self._weight, self._eps)
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Record the launches that compute the value as float32."""
+        self._normalized(recorder).write(recorder, out)
+
+    def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
+        """The value as int8."""
+        (rows, columns), of = self.shape, self._of
+        each = of.runs_of_block(rows, columns)
+        if each > MOST_RUNS or columns > WORDS:
+            return self._normalized(recorder).quantized(recorder, unit, layout)
+        number = self._number(of_columns=True)
+        part, to = plain(recorder, self._part), recorder.int8(unit, rows, columns, layout=layout)
+        places, packets = of.arguments(_runs_of(self._cut, rows), self._owner, number, columns)
+        kernel = wide_gather.wide_gather_norm_quantize(unit, columns, of.n_owners - 1, layout, each)
+        grid, arguments = (-(-columns // (quantize.RUN * each)), rows), (part, self._weight, self._eps)
+        recorder.launch(kernel, grid, quantize.RUN, (*arguments, *places, *packets, *to), **to.outputs())
+        return to
+
+
+class WideGathering:
+    """The exchanges of owners that access each other's memory (``engine.ops.gathering.Gathering``): of passes of few rows by
+    ``narrow``, and of passes of more rows by packets of its own, if kernels of owners wait for each other."""
+
+    def __init__(self, narrow: PacketGathering, recorders: Sequence[Recorder]) -> None:
+        """recorders: those of the owners.  Raises DeviceError if memory runs out."""
+        self.narrow, self.n_owners = narrow, len(recorders)
+        self._recorders = tuple(recorders)
+        devices = [recorder.device for recorder in recorders]
+        self._most = wide_gather.BLOCKS * min(device.multiprocessors for device in devices)
+        #: Bytes of the packets of one of the two places.
+        self._size = 8 * WORDS * DECODE_ANSWERS
+        self._packets = [device.allocate(2 * self._size, WHAT) for device in devices] if narrow.waits else []
+        self._states = [device.allocate(4, WHAT) for device in devices]
+        #: The rows of the pass, the number of its exchanges, and whether its packets are cleared.
+        self._rows, self._latest, self._is_open = 0, 0, False
+
+    @property
+    def waits(self) -> bool:
+        """Whether kernels of an owner wait for those of others."""
+        return self.narrow.waits
+
+    # --- a pass ----------------------------------------------------------------------------------------------------
+
+    def begin(self, rows: int) -> None:
+        self._rows, self._latest, self._is_open = rows, 0, False
+        self.narrow.begin(rows)
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self._rows <= NARROW_ROWS
+
+    def takes(self, rows: int, cut: Cut) -> bool:
+        if self._is_narrow:
+            return self.narrow.takes(rows, cut)
+        return self.waits and self._recorders[0].role is Role.DECODE and cut.period is not None
+
+    def arrays(self, parts: Sequence[Any], cut: Cut) -> list[Tensor]:
+        return [rows.plain(recorder) for recorder, rows in zip(self._recorders, self.inputs(parts, cut), strict=True)]
+
+    def inputs(self, parts: Sequence[Any], cut: Cut) -> list[Any]:
+        return self.narrow.inputs(parts, cut) if self._is_narrow else self._whole(parts, cut)
+
+    def normalized(self, parts: Sequence[Any], cut: Cut, weights: Sequence[Tensor], eps: float) -> list[Any]:
+        if self._is_narrow:
+            return self.narrow.normalized(parts, cut, weights, eps)
+        return [
+            _WideNormalizedRows(own, weight, eps) for own, weight in zip(self._whole(parts, cut), weights, strict=True)
+        ]
+
+    def _whole(self, parts: Sequence[Any], cut: Cut) -> list[_WideRows]:
+        self._open()
+        exchange = _WideExchange(cut, parts)
+        return [_WideRows(self, exchange, i) for i in range(self.n_owners)]
+
+    # --- launches --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Clear the packets before the first exchange of a pass."""
+        if self._is_open:
+            return
+        self._is_open = True
+        n = 2 * self.most_words
+        for recorder, packets, state in zip(self._recorders, self._packets, self._states, strict=True):
+            for at in (packets.address, packets.address + self._size):
+                grid = (-(-n // (4 * quantize.RUN)),)
+                recorder.launch(gather.clear_packets(), grid, quantize.RUN, (at, n, state.address))
+        self._recorders[0].meet()
+
+    @property
+    def most_words(self) -> int:
+        """The most words of an exchange of the pass."""
+        return WORDS * self._rows
+
+    def next(self, exchange: _WideExchange | None) -> _ExchangeNumber:
+        """The number of a further exchange.  If the latest launches compute all parts of ``exchange``, they give them."""
+        self._latest += 1
+        number = self._latest
+        if exchange is None or exchange.cut.period != exchange.cut.size:
+            return _ExchangeNumber(number, False)
+        pairs = zip(self._recorders, exchange.parts, strict=True)
+        is_given = all(warpgroup_give.computes(recorder, part) for recorder, part in pairs)
+        if is_given:
+            for i, (recorder, (own, *_)) in enumerate(zip(self._recorders, exchange.cut.runs, strict=True)):
+                packets = self._packets_of(i, number)[: 1 + gather.PEERS]
+                warpgroup_give.give(recorder, self.n_owners - 1, (exchange.cut.size, own[0], number, *packets))
+        return _ExchangeNumber(number, is_given)
+
+    def runs_of_block(self, rows: int, columns: int) -> int:
+        """The runs of 256 columns that a block normalizes, a power of two, so that all blocks are resident."""
+        each, runs = 1, -(-columns // quantize.RUN)
+        while each <= MOST_RUNS and -(-runs // each) * rows > self._most:
+            each *= 2
+        return each
+
+    def bring(
+        self,
+        recorder: Recorder,
+        owner: int,
+        runs: _Runs,
+        number: Callable[[], _ExchangeNumber],
+        part: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Record the launches that bring words together: part, those of an owner; out: all words; number: that of the next
+        exchange."""
+        (first, last), kernel = runs.own[owner], wide_gather.gather_words(self.n_owners - 1)
+        longest = max(max(end - begin, runs.period - end + begin) for begin, end in runs.own)
+        at_once = self.most_words // runs.period
+        for done in range(0, runs.count, at_once):
+            some = replace(runs, count=min(at_once, runs.count - done))
+            places, packets = self.arguments(some, owner, number(), some.words)
+            y = min(some.count, self._most)
+            x = min(-(-longest // quantize.RUN), self._most // y)
+            given = part.address + 4 * done * (last - first), some.count
+            found = out.address + 4 * done * runs.period
+            recorder.launch(kernel, (x, y), quantize.RUN, (*given, *places, *packets, found), result=out)
+
+    def arguments(
+        self, runs: _Runs, owner: int, number: _ExchangeNumber, n: int
+    ) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
+        """Arguments of a launch that takes, and gives what is not given yet: ``gather.PLACES`` and ``gather.PACKETS``."""
+        own = (0, 0) if number.is_given else runs.own[owner]
+        return (n, runs.period, *own, number.number, gather.POLLS), self._packets_of(owner, number.number)
+
+    def _packets_of(self, owner: int, number: int) -> tuple[int, ...]:
+        """``gather.PACKETS`` of an owner."""
+        at = self._size * (number & 1)
+        peers = [packets.address + at for i, packets in enumerate(self._packets) if i != owner]
+        spare = [0] * (gather.PEERS - len(peers))
+        here = self._packets[owner].address + at
+        return here, *peers, *spare, self._states[owner].address, self.narrow.alarm

@@ -1,0 +1,209 @@
+"""Columns of several GPUs brought together by packets, in passes of many rows (``engine/cuda/gather.py``).
+
+    give:  packet[i] of every other owner = (x[i], number), for the words i that this owner has
+    take:  wait until packet[i] of this owner has the number; x[i] is its value, for all other words
+Formula: none, bits are copied; then those of ``engine/cuda/products/quantize.py`` and ``engine/cuda/rms_norm.py``.
+Shapes: part uint32 [runs, last - first] and out uint32 [runs, period], words of float32 rows, or of rows that are int8 in
+    blocks, or float32 part [rows, own columns] of rows that are normalized; packets, state, alarm as in
+    ``engine/cuda/gather.py``; q, d, sums as in ``engine/cuda/products/quantize.py``.
+    An owner has the words first to last - 1 of each run of ``period`` ones.
+Who owns what: in ``gather_words`` a thread gives, and takes, up to ``AT_ONCE`` words of a run at a time, with those of the
+    other blocks of the run between them, for every so manieth run.  In ``wide_gather_norm_quantize`` a block gives and
+    quantizes some runs of 256 columns of a row, and takes all of the row, for its sum of squares.
+Reduction order: that of ``engine/cuda/rms_norm.py``.
+Bytes moved: 8 per own word and other owner over the links, 4 times less for rows that are int8; 8 per word of other owners,
+    read again until it has come.
+
+As in passes of few rows, all blocks of a launch are resident at the same time, and packets may have been given by the product
+that computes the columns (``engine/cuda/products/warpgroup_give.py``): then first = last = 0.  A block takes packets after it
+has given all of its own.
+"""
+
+import numpy as np
+from numba import cuda
+
+from engine.cpu.rms_norm import NORM_CHAINS, norm_width
+from engine.cuda.fold import fold256
+from engine.cuda.gather import BLOCKS, PACKETS, PLACES, expire, is_own, make_give, own_place, patience
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    float_bits,
+    fma,
+    give_packet,
+    inverse_root,
+    let_next_begin,
+    load_packet,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
+from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import KernelCode
+
+AT_ONCE = 4
+"""Words that a thread has in flight at a time."""
+
+f32 = np.float32
+I = np.int32  # noqa: E741
+
+
+@kernel(U32P, i32, *PLACES, *PACKETS, U32P, threads=RUN, blocks=BLOCKS)
+def gather_words(n_peers: int) -> KernelCode:
+    """n: the words of all runs.  Grid: (blocks of a run, runs at a time)."""
+
+    @cuda.jit
+    def gather_words(
+        part, runs, n, period, first, last, number, polls, here, p0, p1, p2, p3, p4, p5, p6, state, alarm, out
+    ):
+        let_next_begin()
+        words = cuda.local.array(AT_ONCE, np.uint32)
+        numbers = cuda.local.array(AT_ONCE, np.uint32)
+        peers = (p0, p1, p2, p3, p4, p5, p6)
+        own, others = I(last - first), I(period - I(last - first))
+        apart, begin = I(cuda.gridDim.x * RUN), I(cuda.blockIdx.x * RUN + cuda.threadIdx.x)
+        wait_for_inputs()
+        run = I(cuda.blockIdx.y)
+        while run < runs:
+            source, to, i = I(run * own), I(run * period + first), begin
+            while i < own:
+                # All loads before the first store.
+                for k in range(AT_ONCE):
+                    if I(i + k * apart) < own:
+                        words[k] = part[I(source + i + k * apart)]
+                for k in range(AT_ONCE):
+                    if I(i + k * apart) < own:
+                        at = I(to + i + k * apart)
+                        for p in range(n_peers):
+                            give_packet(peers[p], at, I(words[k]), number)
+                        if polls > 0:
+                            out[at] = words[k]
+                i = I(i + AT_ONCE * apart)
+            run = I(run + cuda.gridDim.y)
+        if polls > 0:
+            most = patience(polls, state)
+            run = I(cuda.blockIdx.y)
+            while run < runs:
+                to, i = I(run * period), begin
+                while i < others:
+                    left, missing = most, True
+                    while missing and left > 0:
+                        # All loads of a round are in flight at once.
+                        for k in range(AT_ONCE):
+                            column = min(I(i + k * apart), I(others - 1))
+                            words[k], numbers[k] = load_packet(
+                                here, I(to + column + (own if column >= first else I(0)))
+                            )
+                        missing = False
+                        for k in range(AT_ONCE):
+                            missing = missing or I(numbers[k]) != number
+                        left = I(left - 1)
+                    if missing:
+                        most = I(1)
+                        expire(state, alarm)
+                    for k in range(AT_ONCE):
+                        column = I(i + k * apart)
+                        if column < others:
+                            out[I(to + column + (own if column >= first else I(0)))] = words[k]
+                    i = I(i + AT_ONCE * apart)
+                run = I(run + cuda.gridDim.y)
+
+    return gather_words
+
+
+@kernel(F32P, F32P, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
+def wide_gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW, runs: int = 1) -> KernelCode:
+    """The rows, normalized, as int8 with one scale per ``unit`` values; a block quantizes ``runs`` runs of 256 columns.
+
+    Grid: (ceil(n / (256 runs)), rows).
+    """
+    store, give, width = make_store(unit, layout), make_give(n_peers), norm_width.py_func(n)
+    n_x, n_tops = -(-n // width), WARPS * min(runs, 2)
+    exact = n % width == 0 and width == NORM_CHAINS
+
+    @cuda.jit
+    def wide_gather_norm_quantize(
+        part,
+        weight,
+        eps,
+        columns,
+        period,
+        first,
+        last,
+        number,
+        polls,
+        here,
+        p0,
+        p1,
+        p2,
+        p3,
+        p4,
+        p5,
+        p6,
+        state,
+        alarm,
+        q,
+        d,
+        sums,
+    ):
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
+        words = cuda.local.array(n_x, np.uint32)
+        numbers = cuda.local.array(n_x, np.uint32)
+        values = cuda.local.array(runs, np.float32)
+        factors = cuda.local.array(runs, np.float32)
+        thread, t, begin = I(cuda.threadIdx.x), I(cuda.blockIdx.y), I(cuda.blockIdx.x * runs)
+        i, row = I(begin * RUN + thread), I(t * n)
+        for j in range(runs):
+            values[j], factors[j] = f32(0.0), f32(0.0)
+            if I(i + j * RUN) < n:
+                factors[j] = weight[I(i + j * RUN)]
+        own = I(I(n // period) * I(last - first))
+        if first < last:
+            wait_for_inputs()
+        # All loads before the first store.
+        for j in range(runs):
+            column = I(i + j * RUN)
+            if column < n and is_own(column, period, first, last):
+                values[j] = part[t * own + own_place(column, period, first, last)]
+        for j in range(runs):
+            column = I(i + j * RUN)
+            if column < n and is_own(column, period, first, last):
+                give((p0, p1, p2, p3, p4, p5, p6), I(row + column), values[j], number)
+                give_packet(here, I(row + column), float_bits(values[j]), number)
+        left, missing = patience(polls, state) if polls > 0 else I(0), polls > 0
+        while missing and left > 0:
+            # All loads of a round are in flight at once.
+            for k in range(n_x):
+                j = I(thread + k * width)
+                words[k], numbers[k] = load_packet(here, I(row + j) if exact or (thread < width and j < n) else row)
+            missing = False
+            for k in range(n_x):
+                missing = missing or I(numbers[k]) != number
+            left = I(left - 1)
+        if missing:
+            expire(state, alarm)
+        r = f32(0.0)
+        if polls > 0:
+            total = f32(0.0)
+            for k in range(n_x):
+                x = bits_float(I(words[k]))
+                if not exact and (thread >= width or I(thread + k * width) >= n):
+                    x = f32(0.0)
+                total = fma(x, x, total)
+                for j in range(runs):
+                    if k == I(begin + j):
+                        values[j] = x
+            r = inverse_root(fold256(total, chains), f32(n), eps)
+        wait_for_inputs()
+        if polls > 0:
+            for j in range(runs):
+                run = I(begin + j)
+                if runs == 1 or I(run * RUN) < n:
+                    # Slow warps may still read what they have found in the run before.
+                    own_tops = advance(tops, WARPS * (j & 1))
+                    store(values[j] * r * factors[j], I(i + j * RUN) < n, t, run, n, own_tops, q, d, sums)
+
+    return wide_gather_norm_quantize

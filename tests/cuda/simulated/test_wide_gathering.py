@@ -1,0 +1,224 @@
+"""Columns of many rows that simulated GPUs bring together by packets have the bits of one array on one GPU."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine.cuda import backend, gather
+from engine.cuda.products.quantize import block_parts
+from engine.cuda.products.warpgroup_chain import TileShape
+from engine.cuda.products.warpgroup_matmul import chains_grid, matmul_chains
+from engine.cuda.runtime import gathering, wide_gathering
+from engine.cuda.runtime.gathering import PacketGathering
+from engine.cuda.runtime.plans import Plans
+from engine.cuda.runtime.tensor import Tensor
+from engine.cuda.runtime.values import Gated, Normalized, quantized
+from engine.cuda.runtime.wide_gathering import WideGathering
+from engine.ops.activation import SWIGLU
+from engine.shares import Cut, HeadRows, even_cut
+from engine.synthetic.model import make_model
+from tests.cuda.simulated.device import WaitingDevice, use_simulated
+from tests.cuda.simulated.test_gathering import connected, uploaded
+from tests.cuda.simulated.test_group import SHAPE
+
+ROWS = 17
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials and waits are short, and rows come together in several exchanges."""
+    for module, name, value in ((gathering, "TRIAL", 3), (gathering, "TRIAL_POLLS", 3), (gather, "POLLS", 3)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(WaitingDevice, "multiprocessors", 10)
+
+
+def rows_of(words: np.ndarray, units: int, tiles: int) -> list[bytes]:
+    """The integers, scales and sums of the rows of a block, which is not full."""
+    scales_at, sums_at, size = block_parts(tiles)
+    unit = words.reshape(units, size)
+    q = unit[:, :scales_at].reshape(units, tiles, 16, 8, 4).transpose(0, 1, 3, 2, 4)
+    d = unit[:, scales_at:sums_at].reshape(units, tiles * 8)
+    sums = unit[:, sums_at:].reshape(units, tiles, 2, 8, 4).transpose(0, 1, 3, 2, 4)
+    parts = q.reshape(units, tiles * 8, -1), d, sums.reshape(units, tiles * 8, -1)
+    return [part[:, :ROWS].tobytes() for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        pytest.param(even_cut(512, 2), 512, id="a run"),
+        pytest.param(even_cut(192, 2), 64, id="several exchanges"),
+        pytest.param(HeadRows(2, (512, 512)).cut(2), 1024, id="segments", marks=pytest.mark.thorough),
+    ],
+)
+def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rows, as int8 for two kinds of products, with and without an activation, and normalized; more exchanges than there
+    are places."""
+    monkeypatch.setattr(wide_gathering, "WORDS", words)
+    recorders = connected(WaitingDevice, len(cut.runs))
+    of = WideGathering(PacketGathering(recorders), recorders)
+    random, n = np.random.default_rng(3), cut.size
+    gate, up = (random.standard_normal((ROWS, n)).astype(np.float32) for _ in range(2))
+    weight = random.standard_normal(n).astype(np.float32)
+    columns = [np.concatenate([np.arange(*run) for run in runs]) for runs in cut.runs]
+    devices: list[Any] = [recorder.device for recorder in recorders]
+    weights = [uploaded(device, weight) for device in devices]
+    own = [[uploaded(d, x[:, chosen]) for x in (gate, up)] for d, chosen in zip(devices, columns, strict=True)]
+    whole = [uploaded(devices[0], x) for x in (gate, up)]
+    kinds = [(32, False)] * 3 if n % 256 else [(256, True), (32, False), (256, True)]
+    found: list[list[Any]] = []
+
+    def forward() -> Tensor:
+        of.begin(ROWS)
+        with recorders[0].together(recorders[1:]):
+            ups = [each[1] for each in own]
+            assert of.takes(ROWS, cut)
+            found.append(of.arrays(ups, cut))
+            several: list[Callable[[], Sequence[Any]]] = [
+                lambda: of.inputs(ups, cut),
+                lambda: of.inputs([Gated(gate, up, SWIGLU) for gate, up in own], cut),
+                lambda: of.normalized(ups, cut, weights, 1e-5),
+            ]
+            for values, (unit, warpgroups) in zip(several, kinds, strict=True):
+                pairs = list(zip(recorders, values(), strict=True))
+                assert all(x.shape == (ROWS, n) for _, x in pairs)
+                found.append([quantized(recorder, x, unit, warpgroups=warpgroups) for recorder, x in pairs])
+        return whole[0]
+
+    expected: list[Any] = []
+
+    def single() -> Tensor:
+        one = recorders[0]
+        values = whole[1], Gated(whole[0], whole[1], SWIGLU), Normalized(whole[1], weights[0], 1e-5)
+        for x, (unit, warpgroups) in zip(values, kinds, strict=True):
+            expected.append(quantized(one, x, unit, warpgroups=warpgroups))
+        return whole[1]
+
+    plan, alone = recorders[0].record(forward), recorders[0].record(single)
+    names = {launch.kernel.kernel.name for launch in plan.launches}
+    assert "wide_gather_norm_quantize" in names or words < n
+    assert "place_columns" not in names
+    plans = Plans(devices[0], recorders[0])
+    for each in (plan, alone):
+        plans.capture(each)
+    plans.start_whole(alone)
+
+    def read(value: Any, device: Any) -> list[bytes]:
+        if isinstance(value, Tensor):
+            return [device.read(value.address, value.shape, value.dtype).tobytes()]
+        q, d, sums = (device.read(x.address, x.shape, x.dtype) for x in value)
+        if value.q is value.scales:
+            return rows_of(q, n // 256, 4)
+        units, tiles = n // 32, -(-ROWS // 8)
+        parts = q.reshape(tiles, units, 8, 8), d.reshape(tiles, units, 8, 1), sums.reshape(tiles, units, 8, 1)
+        return [part.transpose(0, 2, 1, 3).reshape(tiles * 8, -1)[:ROWS].tobytes() for part in parts]
+
+    wanted = [[up.tobytes()], *(read(value, devices[0]) for value in expected)]
+    plans.start_whole(plan)
+    for device in devices:
+        device.synchronize()
+    for values, want in zip(found, wanted, strict=True):
+        for device, value in zip(devices, values, strict=True):
+            assert read(value, device) == want
+
+
+def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch that adds chains gives the residual stream, and the next one normalizes what comes."""
+    monkeypatch.setattr(wide_gathering, "WORDS", 512)
+    recorders, cut = connected(WaitingDevice, 2), even_cut(512, 2)
+    assert cut is not None
+    of, random = WideGathering(PacketGathering(recorders), recorders), np.random.default_rng(5)
+    shape, devices = TileShape(4, 2, 4), [recorder.device for recorder in recorders]
+    # Of each tile of 16 columns and 8 chains: tiles of 8 rows, and the lanes' four results.
+    chains = [random.standard_normal((16, 8, 4, 8, 4, 2, 2)).astype(np.float32) for _ in devices]
+    residual = [random.standard_normal((ROWS, 256)).astype(np.float32) for _ in devices]
+    weight = random.standard_normal(512).astype(np.float32)
+    given = [
+        [uploaded(d, x) for x in each] for d, each in zip(devices, zip(chains, residual, strict=True), strict=True)
+    ]
+    weights = [uploaded(device, weight) for device in devices]
+    found: list[Any] = []
+    parts: list[Tensor] = []
+
+    def forward() -> Tensor:
+        of.begin(ROWS)
+        with recorders[0].together(recorders[1:]):
+            of.arrays(weights_as_rows, cut)  # opens the pass
+            for recorder, (own, rest) in zip(recorders, given, strict=True):
+                out = recorder.empty((ROWS, 256))
+                arguments = (own, out, out, out, rest, 1, 16, 16, 16, 256, 0, 0, 8, ROWS)
+                recorder.launch(matmul_chains(4), chains_grid(shape, ROWS, 16), 256, arguments, result=out)
+                parts.append(out)
+            values = of.normalized(parts, cut, weights, 1e-5)
+            pairs = zip(recorders, values, strict=True)
+            found.extend(quantized(recorder, x, 256, warpgroups=True) for recorder, x in pairs)
+        return parts[0]
+
+    weights_as_rows = [uploaded(device, weight[:256].reshape(1, 256)) for device in devices]
+    plan = recorders[0].record(forward)
+    names = [launch.kernel.kernel.name for launch in plan.launches if launch.device == 0]
+    assert names[-2:] == ["matmul_chains_give", "wide_gather_norm_quantize"]
+    plans = Plans(devices[0], recorders[0])
+    plans.capture(plan)
+    plans.start_whole(plan)
+    for device in devices:
+        device.synchronize()
+    sums = []
+    for own, rest in zip(chains, residual, strict=True):
+        total = np.zeros((16, 4, 8, 4, 2, 2), np.float32)
+        for c in range(8):
+            total += own[:, c]
+        rows = total.transpose(1, 3, 5, 0, 4, 2).reshape(32, 256)[:ROWS]
+        sums.append(rows + rest)
+    for device, part, want in zip(devices, parts, sums, strict=True):
+        assert device.read(part.address, part.shape, part.dtype).tobytes() == want.tobytes()
+    whole = uploaded(devices[0], np.concatenate(sums, axis=1))
+    expected: list[Any] = []
+
+    def single() -> Tensor:
+        expected.append(quantized(recorders[0], Normalized(whole, weights[0], 1e-5), 256, warpgroups=True))
+        return whole
+
+    alone = recorders[0].record(single)
+    plans.capture(alone)
+    plans.start_whole(alone)
+    want = [rows_of(devices[0].read(x.q.address, x.q.shape, x.q.dtype), 2, 4) for x in expected]
+    for device, x in zip(devices, found, strict=True):
+        assert rows_of(device.read(x.q.address, x.q.shape, x.q.dtype), 2, 4) == want[0]
+
+
+@pytest.mark.thorough
+def test_a_step_of_many_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of more rows than narrow kernels take has the bits of the CPU, and no launch copies columns of another GPU but
+    those of logits."""
+    use_simulated(monkeypatch)
+    monkeypatch.setattr(backend, "Device", WaitingDevice)
+    monkeypatch.setattr(WaitingDevice, "multiprocessors", 16)
+    monkeypatch.setattr(wide_gathering, "WORDS", 128)
+    path = make_model(tmp_path / "m.gguf", replace(SHAPE, n_ff=128), "Q4_0")
+    given: dict[str, Any] = {"path_or_name": path, "n_ctx": 16, "n_threads": 1, "parallel": ROWS}
+    cpu = engine.load(**given, device="cpu")
+    llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
+    expected, found = ([x.tobytes() for x in each.model.step(rows_in(each))] for each in (cpu, llm))
+    assert found == expected
+    group: Any = llm.model.ops
+    (plan,) = (each for key, each in group.lead.plans.kept.items() if key[1] >= ROWS)
+    names = Counter(launch.kernel.kernel.name for launch in plan.launches if launch.device == 1)
+    assert names["wide_gather_norm_quantize"] == names["gather_words"] == 2
+    assert names["place_columns"] == 0
+
+
+def rows_in(llm: engine.LLM) -> list[tuple[Any, list[int]]]:
+    """A token for each sequence of a model."""
+    return [(sequence, [3 * i + 5]) for i, sequence in enumerate(llm.model.sequences)]
