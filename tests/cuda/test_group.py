@@ -1,6 +1,8 @@
 """Models whose layers several owners share, on one GPU with a queue for each, or on two GPUs: the bits of the CPU."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,41 @@ from engine.cuda.backend import Backend
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.driver import list_devices
 from engine.decode.device import device_steps
+from engine.synthetic.model import make_model
+from engine.synthetic.shapes import shapes
 from tests.group.test_group import files
+from tests.models.test_mixed_passes import read
 from tests.models.test_stages import N_SEQUENCES, facts
 from tests.tiers import together
 
 pytestmark = pytest.mark.gpu
 
 
+N_USERS = 48
+"""Sequences of a step of many rows: a block of 64, part of which is padding."""
+
+
 def open_device(name: str, n_threads: int, beside: Any, max_rows: int, limit: int) -> Backend:
     """A backend with a queue of its own, unless it shares that of another model."""
     return Backend(0, Device(0) if beside is None else beside.device, max_rows)
+
+
+class InTurn(Device):
+    """A queue whose kernels wait for those of other queues of the same GPU, and begin when the one before has ended.  So a
+    GPU has at most one kernel of each owner that waits, and those of these models leave multiprocessors to what they wait
+    for."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._overlap = False
+
+    def runs_beside(self, other: Device) -> bool:
+        return True
+
+
+def open_in_turn(name: str, n_threads: int, beside: Any, max_rows: int, limit: int) -> Backend:
+    """As ``open_device``, for owners that wait for each other."""
+    return Backend(0, InTurn(0) if beside is None else beside.device, max_rows)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +85,71 @@ def test_owners_on_one_gpu(name: str, n: int, tmp_path: Path, monkeypatch: pytes
     compare(cpu, llm)
 
 
+@pytest.mark.parametrize("name", together("waits", ["four heads", "hybrid", "gemma4", "biases"]))
+def test_owners_on_one_gpu_that_wait(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 1 to 16 rows."""
+    given: dict[str, Any] = files(name, tmp_path) | {"n_ctx": 256, "parallel": N_SEQUENCES}
+    cpu = engine.load(**given, device="cpu")
+    compare(cpu, on_one_gpu(given, True, monkeypatch))
+
+
+@pytest.mark.parametrize("on", ["one GPU, waits", "one GPU, events", "two GPUs"])
+@pytest.mark.parametrize("name", together("many users", ["whole units", "four heads", "hybrid", "mixture"]))
+def test_many_users(name: str, on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of more than 16 rows: units of 256 activations of one owner, and of two."""
+    waits = on != "one GPU, events"
+    if on == "two GPUs" and len(list_devices()) < 2:
+        pytest.skip("needs two GPUs")
+    if name == "whole units":
+        shape = replace(shapes()["tiny-qwen3"], n_embd=512, n_head=4, n_head_kv=2, n_ff=1024)
+        given: dict[str, Any] = {"path_or_name": make_model(tmp_path / "m.gguf", shape, "Q4_K_M", seed=5)}
+    else:
+        given = files(name, tmp_path)
+    given |= {"n_ctx": 64, "parallel": N_USERS}
+    cpu = engine.load(**given, device="cpu")
+    expected = list(steps(cpu))
+    llm = load_pair(given) if on == "two GPUs" else on_one_gpu(given, waits, monkeypatch)
+    assert list(steps(llm)) == expected
+    assert launched(llm, N_USERS, "wide_gather_norm_quantize") is waits
+    # The launches that add chains give the residual stream, if there are any.
+    assert not waits or name == "mixture" or launched(llm, N_USERS, "matmul_chains_give")
+
+
+def on_one_gpu(given: dict[str, Any], waits: bool, monkeypatch: pytest.MonkeyPatch) -> engine.LLM:
+    """A model that two owners on one GPU share; waits: whether their kernels wait for each other."""
+    monkeypatch.setattr(loading, "open_device", open_in_turn if waits else open_device)
+    return load_pair(given, waits)
+
+
+def load_pair(given: dict[str, Any], waits: bool = True) -> engine.LLM:
+    """A model that two owners share; waits: whether their kernels wait for each other."""
+    llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
+    group: Any = llm.model.ops
+    assert group._gathering.waits is waits
+    return llm
+
+
+def steps(llm: engine.LLM) -> Iterator[bytes]:
+    """The logits of steps of all sequences, which are at different positions."""
+    model: Any = llm.model
+    text = np.random.default_rng(3).integers(0, llm.config.n_vocab - 3, len(model.sequences) + 3).astype(np.int32)
+    for i, sequence in enumerate(model.sequences):
+        read(model, sequence, text[: 1 + i % 5])
+    for step in range(3):
+        given = [[int(token)] for token in text[step:]]
+        pairs = list(zip(model.sequences, given, strict=False))
+        yield from (rows.tobytes() for rows in model.step(pairs))
+        for sequence, tokens in pairs:
+            sequence.commit(tokens)
+
+
+def launched(llm: engine.LLM, rows: int, name: str) -> bool:
+    """Whether a pass of at least so many rows launches a kernel."""
+    ops: Any = llm.model.ops
+    plans = [plan for key, plan in ops.lead.plans.kept.items() if key[1] >= rows]
+    return any(launch.kernel.kernel.name == name for plan in plans for launch in plan.launches)
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "events"])
 @pytest.mark.parametrize(
     "name",
@@ -74,10 +166,7 @@ def test_two_gpus(name: str, waits: bool, tmp_path: Path, monkeypatch: pytest.Mo
     cpu = engine.load(**given, device="cpu")
     if not waits:
         monkeypatch.setattr(Device, "runs_beside", lambda self, other: False)
-    llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")
-    group: Any = llm.model.ops
-    assert group._gathering.waits is waits
-    compare(cpu, llm)
+    compare(cpu, load_pair(given, waits))
 
 
 def test_two_models_on_the_same_gpus(tmp_path: Path) -> None:
