@@ -26,7 +26,7 @@ from engine.synthetic.shapes import shapes
 from tests.group.test_group import files
 from tests.models.test_mixed_passes import read
 from tests.models.test_stages import N_SEQUENCES, facts
-from tests.tiers import together
+from tests.tiers import few, together
 
 pytestmark = pytest.mark.gpu
 
@@ -85,7 +85,7 @@ def test_owners_on_one_gpu(name: str, n: int, tmp_path: Path, monkeypatch: pytes
     compare(cpu, llm)
 
 
-@pytest.mark.parametrize("name", together("waits", ["four heads", "hybrid", "gemma4", "biases"]))
+@pytest.mark.parametrize("name", few(["four heads", "hybrid", "gemma4", "biases"], 2))
 def test_owners_on_one_gpu_that_wait(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 1 to 16 rows."""
     given: dict[str, Any] = files(name, tmp_path) | {"n_ctx": 256, "parallel": N_SEQUENCES}
@@ -94,7 +94,7 @@ def test_owners_on_one_gpu_that_wait(name: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("on", ["one GPU, waits", "one GPU, events", "two GPUs"])
-@pytest.mark.parametrize("name", together("many users", ["whole units", "four heads", "hybrid", "mixture"]))
+@pytest.mark.parametrize("name", few(["whole units", "hybrid", "four heads", "mixture"], 2))
 def test_many_users(name: str, on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of more than 16 rows: units of 256 activations of one owner, and of two."""
     waits = on != "one GPU, events"
