@@ -100,7 +100,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
 
     def single() -> Tensor:
         one = recorders[0]
-        values = whole[1], Gated(whole[0], whole[1], SWIGLU), Normalized(whole[1], weights[0], 1e-5)
+        values: tuple[Any, ...] = whole[1], Gated(whole[0], whole[1], SWIGLU), Normalized(whole[1], weights[0], 1e-5)
         for x, (unit, warpgroups) in zip(values, kinds, strict=True):
             expected.append(quantized(one, x, unit, warpgroups=warpgroups))
         return whole[1]
@@ -193,9 +193,9 @@ def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = recorders[0].record(single)
     plans.capture(alone)
     plans.start_whole(alone)
-    want = [rows_of(devices[0].read(x.q.address, x.q.shape, x.q.dtype), 2, 4) for x in expected]
+    wanted = [rows_of(devices[0].read(x.q.address, x.q.shape, x.q.dtype), 2, 4) for x in expected]
     for device, x in zip(devices, found, strict=True):
-        assert rows_of(device.read(x.q.address, x.q.shape, x.q.dtype), 2, 4) == want[0]
+        assert rows_of(device.read(x.q.address, x.q.shape, x.q.dtype), 2, 4) == wanted[0]
 
 
 @pytest.mark.thorough
