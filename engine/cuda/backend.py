@@ -65,7 +65,7 @@ from engine.cuda.runtime.memory import PersistentMemory
 from engine.cuda.runtime.occupant import Occupant
 from engine.cuda.runtime.plans import Plans, decode_size, logits_of_prompts, padded, rows_of
 from engine.cuda.runtime.recorder import Added, Recorder
-from engine.cuda.runtime.split import SplitPlan
+from engine.cuda.runtime.split import RowCopies, SplitPlan
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Centered, Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.cuda.runtime.weight_stream import STAGING, DeviceWeightStream, can_be_streamed
@@ -145,6 +145,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         self._needed: dict[Recordable[Tensor], list[Specialization]] = {}
         #: The prefill pass that has begun last: its memory is in use until it has ended.
         self._split: SplitPlan | None = None
+        self._copies = RowCopies(self.device)
         #: The pass whose rows were last written to inputs, by the address of their tokens.
         self._written: dict[int, Batch[np.ndarray]] = {}
         self._inputs, self._prefill_inputs = self.inputs(), self.inputs()
@@ -344,7 +345,8 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
     ) -> SplitPlan:
         """The pass that ``run`` runs, to be started in pieces; only prefill passes have more than one.  at_once: whether to
         start a pass that has to be recorded meanwhile."""
-        return self._prepared(forward, batch, n_logits, None, most, at_once)
+        copies = self._copies if batch.role is Role.PREFILL else None
+        return self._prepared(forward, batch, n_logits, None, most, at_once, copies)
 
     def mark(self) -> Mark:
         return self.device.mark()
@@ -357,8 +359,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         inputs: Batch[Tensor] | None,
         most: int,
         at_once: bool,
+        copies: RowCopies | None = None,
     ) -> SplitPlan:
-        """A pass whose inputs are in place; at_once: see :meth:`split`."""
+        """A pass whose inputs are in place; at_once: see :meth:`split`; copies: see :class:`SplitPlan`."""
         prefill = batch.role is Role.PREFILL
         if not prefill and self._occupant is not None:
             self._occupant.leave(inputs is None)
@@ -397,7 +400,7 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
                 wanted = [plan.result[end - 1 : end] for end in batch.ends.tolist()]
             else:
                 wanted = [plan.result[: batch.rows if batch.mixed and not prefill else n_logits]]
-        passing = SplitPlan(plan, self, wanted, not prefill, is_started)
+        passing = SplitPlan(plan, self, wanted, not prefill, is_started, copies)
         if prefill:
             self._split = passing
         return passing

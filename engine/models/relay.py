@@ -213,6 +213,10 @@ class RelayedPass:
             self._found.append(logits)
             self._wanted = None
 
+    def is_running(self) -> bool:
+        """False: the next pass does not depend on it."""
+        return False
+
     def complete(self) -> np.ndarray | None:
         """Run the pass and return the logits of its last rows, float32 [n_logits, n_vocab]; None if none are wanted."""
         self.advance(self.pieces)

@@ -325,6 +325,10 @@ class StagedPass:
             self.cancel()
         return len(self._left)
 
+    def is_running(self) -> bool:
+        """False: the next pass does not depend on it."""
+        return False
+
     def complete(self) -> np.ndarray | None:
         """Run all stages and return the logits of the last rows, float32 [n_logits, n_vocab]; None if none are wanted."""
         self.advance(self.pieces)

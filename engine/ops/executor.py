@@ -30,6 +30,9 @@ class SplitPass(Protocol):
     def advance(self, count: int) -> int:
         """Start the next ``count`` pieces, and return the number of pieces that are left."""
 
+    def is_running(self) -> bool:
+        """Whether the device is known to compute the pass still; all pieces must have been started."""
+
     def logits(self, wait: bool) -> np.ndarray | None:
         """The logits of the last rows, float32 [n_logits, n_vocab]; None if the pass computes no logits.
 
@@ -119,7 +122,8 @@ class Executor(Protocol[A]):
         """Prepare a pass over the rows of ``batch`` that is started in pieces.  If the batch has ``ends``, the logits of the
         rows that it names are computed instead of those of the last rows.
 
-        Other passes may run between the pieces.  A pass that needs the memory of this one first waits until this one ends.
+        Other passes may run between the pieces.  A pass that needs the memory of this one lets all pieces be started before;
+        the logits of this one can be asked for later.
 
         most: see :meth:`run`.
         at_once: whether nothing needs to run between the pieces.  The pass may then have been started when this returns.

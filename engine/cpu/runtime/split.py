@@ -24,6 +24,10 @@ class WholePass:
         because the pass has ended."""
         return self._result
 
+    def is_running(self) -> bool:
+        """False: it has ended when :meth:`advance` returns."""
+        return False
+
     @property
     def output(self) -> np.ndarray | None:
         """The result of the pass."""

@@ -113,6 +113,15 @@ class Mark:
         self._device._use()
         self._device._check(self._device._driver.cuEventSynchronize(self._event), what)
 
+    def is_passed(self, what: str) -> bool:
+        """Whether :meth:`wait` would return at once.  Raises the same error."""
+        self._device._use()
+        (status,) = self._device._driver.cuEventQuery(self._event)
+        if status == self._device._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._device._check((status,), what)
+        return True
+
 
 _FUNCTIONS: dict[int, dict[Specialization, Handle]] = {}
 """The kernels loaded on each GPU, which all models on it share."""

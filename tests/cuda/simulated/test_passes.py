@@ -14,7 +14,7 @@ from engine.cuda import backend
 from engine.cuda.runtime.pool import LARGE
 from engine.cuda.runtime.values import quantized
 from engine.limits import MOST_TOGETHER
-from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.device import SimulatedDevice, SimulatedMark
 
 F = np.float32
 
@@ -138,6 +138,56 @@ def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
     assert ops.run(forward, other, 60).tolist() == others
     assert passing.advance(1) == 0 and passing.logits(False).tolist() == result
     assert ops.split(forward, forward.given(16)[0], 1).pieces == 1
+
+
+def test_logits_are_kept_while_further_passes_run(ops: Any) -> None:
+    """Those of passes in flight, whose memory the next pass overwrites: of two of them, of a third one, and however late they
+    are asked for.  Many rows are copied when the next pass begins."""
+    forward = Sums(ops)
+    given = [forward.given(rows) for rows in (40, 60, 50, 40, 64)]
+    for _ in range(2):  # recorded, and captured
+        passings, found = [], []
+        for i, (batch, _) in enumerate(given):
+            n_logits = MOST_TOGETHER + 1 if i == 3 else 1 + 4 * i
+            passings.append((ops.split(forward, batch, n_logits), n_logits))
+            assert passings[-1][0].advance(99) == 0
+            if i == 1:  # in turn, while the next one is in flight
+                found.append(passings[0][0].logits(True))
+        assert not any(passing.is_running() for passing, _ in passings)
+        found += [passing.logits(False) for passing, _ in passings[1:]]
+        for (_, n_logits), rows, (_, expected) in zip(passings, found, given, strict=True):
+            assert rows.tolist() == expected[-n_logits:]
+    nothing = ops.split(forward, given[0][0], 0)
+    assert nothing.advance(99) == 0 and nothing.logits(True) is None
+
+
+def test_the_host_waits_for_its_pass_and_for_no_later_one(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only before a third pass writes to the pinned memory of the first one, it waits for that."""
+    waits, passed = list[Any](), set[Any]()
+
+    def wait(mark: Any, what: str) -> None:
+        waits.append(mark)
+        passed.add(mark)
+
+    monkeypatch.setattr(SimulatedMark, "wait", wait)
+    monkeypatch.setattr(SimulatedMark, "is_passed", lambda mark, what: mark in passed)
+    forward = Sums(ops)
+    batch, expected = forward.given(40)
+    monkeypatch.setattr(ops.device, "synchronize", lambda what="": pytest.fail("it waits for everything"))
+    first = ops.split(forward, batch, 1)
+    first.advance(99)
+    second = ops.split(forward, batch, 2)
+    second.advance(99)
+    assert first.is_running() and second.is_running() and not waits
+    assert first.logits(True).tolist() == expected[-1:]
+    assert not first.is_running() and second.is_running() and len(waits) == 1
+    third = ops.split(forward, batch, 3)
+    third.advance(99)
+    assert len(waits) == 1
+    fourth = ops.split(forward, batch, 4)
+    fourth.advance(99)
+    assert len(waits) == 2 and waits[0] is not waits[1] and not second.is_running()
+    assert [p.logits(True).tolist() for p in (second, third, fourth)] == [expected[-n:] for n in (2, 3, 4)]
 
 
 def test_a_pass_of_a_new_size_is_started_while_it_is_recorded(ops: Any) -> None:
