@@ -13,7 +13,7 @@ from engine.models.base import Model
 from engine.ops.executor import ReadablePass
 
 AHEAD = 128
-"""The most tokens of a prompt in flight, unless a single pass reads more."""
+"""The most tokens of a prompt in flight, unless a single pass reads more, or passes are started ahead."""
 
 
 class PrefillSlice:
@@ -31,12 +31,18 @@ class PrefillSlice:
         """The number of tokens of the sequence after the slice."""
         return self.first + len(self.tokens)
 
+    @property
+    def stops(self) -> list[int]:
+        """The numbers of tokens of the sequence after which snapshots are taken when the slice has been read."""
+        return sorted(stop for stop in self._stops if self.first < stop <= self.end)
+
     def commit(self) -> None:
-        """Let the sequence of the slot contain the tokens, all of which have been read."""
+        """Let the sequence of the slot contain the tokens, all of which have been read, or will be before whatever is
+        started next."""
         sequence = self.slot.sequence
         sequence.commit(self.tokens)
         sequence.settle()
-        for stop in sorted(stop for stop in self._stops if self.first < stop <= sequence.length):
+        for stop in self.stops:
             self.slot.save(stop)
 
 
@@ -44,7 +50,7 @@ class PrefillPass:
     """A pass over slices of one or several prompts that is started in pieces.
 
     The sequences of the slots claim their positions at once.  They contain the tokens after ``PrefillSlice.commit``, which
-    follows ``finish``.
+    follows ``finish``, or the start of the last piece if the next pass may read more tokens of them.
     """
 
     def __init__(
@@ -86,6 +92,10 @@ class PrefillPass:
         """Start the next ``count`` pieces, at most those that are left; returns how many were started."""
         before, self.left = self.left, self._pieces.advance(count)
         return before - self.left
+
+    def is_running(self) -> bool:
+        """Whether all pieces have been started, and the device is known to compute them still."""
+        return self.left == 0 and self._pieces.is_running()
 
     def finish(self, beside: bool = False) -> list[np.ndarray]:
         """The logits of the last tokens of each slice, float32 [n_logits, n_vocab], or what the reader has made of them; all
@@ -136,12 +146,26 @@ class Reading:
     def __init__(self, passing: PrefillPass, members: Iterable[Prefilling]) -> None:
         """members: the requests, each with a slice of the pass, in the same order."""
         self.passing = passing
-        #: The requests and their slices.
+        #: The requests that wait for the pass, and their slices.
         self.members = list(zip(members, passing.slices, strict=True))
+        #: The requests of which the next pass may read more tokens, and their slices.
+        self.passed: list[tuple[Prefilling, PrefillSlice]] = []
         #: The number of pieces that were started because a request has left.
         self.rushed = 0
         for member, _ in self.members:
             member.reading = self
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that have not left the pass."""
+        return [member.request for member, _ in (*self.members, *self.passed)]
+
+    def let_pass(self, member: Prefilling, part: PrefillSlice) -> None:
+        """Let a request go on with its next slice, since all pieces have been started."""
+        self.members.remove((member, part))
+        member.reading = None
+        part.commit()
+        self.passed.append((member, part))
 
     def leave(self, member: Prefilling) -> None:
         """Remove a request.  Its slot may then be used by others, so all pieces are started before; if no request is left,
@@ -153,10 +177,12 @@ class Reading:
         elif self.passing.left:
             self.rushed += self.passing.advance(self.passing.left)
 
-    def end(self) -> None:
-        """Remove all requests from the pass, which has ended."""
-        for member, _ in self.members:
+    def end(self) -> list[tuple[Prefilling, PrefillSlice]]:
+        """Remove all requests that wait for the pass, which has ended, and return them with their slices."""
+        ended, self.members = self.members, []
+        for member, _ in ended:
             member.reading = None
+        return ended
 
     def cancel(self) -> None:
         """Start no further piece; all slices have to be read again."""

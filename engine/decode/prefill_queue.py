@@ -1,6 +1,7 @@
 """The requests whose prompts are read, slice by slice, between the steps of those that run."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 
@@ -16,10 +17,20 @@ from engine.decode.running_batch import RunningBatch
 from engine.limits import MOST_LOGITS, MOST_TOGETHER, REPLAYED_ROWS
 from engine.sampling.finite import check_rows
 
+PATIENCE = 1e-3
+"""Seconds of a pass after which the prompts that have arrived meanwhile are looked at."""
+
+POLL_SECONDS = 5e-5
+"""The time, in seconds, that the host sleeps while it waits for prompts or for the end of a pass."""
+
 
 class PrefillQueue:
     """Reads the tokens that requests need before they can run: in passes over slices of the earliest ones, and a pass in
-    pieces if others run."""
+    pieces if others run.
+
+    A device gets the next pass while it computes the one before, as soon as no further prompt could join it, or else at the
+    end of the one before, whose results are then taken.  So it has work while the host chooses first tokens.
+    """
 
     def __init__(
         self,
@@ -33,31 +44,32 @@ class PrefillQueue:
         self._pace = pace
         self._in_flight = in_flight
         self._alone = alone
-
-    @property
-    def _reading(self) -> Reading | None:
-        """The pass that has been started and not finished."""
-        return next((each.reading for each in self._batch.prefilling if each.reading is not None), None)
+        #: The passes that have been begun and whose results have not been taken, oldest first.  Only the latest may have
+        #: pieces that are not started.
+        self._readings: deque[Reading] = deque()
 
     def read(self) -> None:
-        """Start pieces of a pass over tokens that requests need, or take what it has computed; at least one request must be
-        in its prefill.  Raises Displaced, NoRoom and FailedStep."""
-        reading = self._reading or self._begin()
-        if reading is None:
-            return
-        logits = None
-        with self._guarded([member.request for member, _ in reading.members]):
-            logits = self._computed(reading)
-        if logits is None:
-            return
-        for member, part in reading.members:
-            with self._alone(member.request):
-                self._read_on(member, part, logits[part])
+        """Start pieces of a pass over tokens that requests need, or take what the oldest one has computed, or both; at least
+        one request must be in its prefill.  Raises Displaced, NoRoom and FailedStep."""
+        self._forget_left()
+        started = self._start()
+        if not started and self._can_gather():
+            self._gather()
+            if self._readings[0].passing.is_running():
+                return
+            started = self._start()
+        self._forget_left()
+        if self._is_due(started):
+            self._take()
 
     def drop(self) -> None:
-        """Start no further piece of the pass that has been started, if there is one."""
-        if (reading := self._reading) is not None:
-            reading.cancel()
+        """Start no further piece of the passes that have been started, and drop their results."""
+        while self._readings:
+            self._readings.pop().cancel()
+
+    def _forget_left(self) -> None:
+        """Forget the passes that all requests have left."""
+        self._readings = deque(reading for reading in self._readings if reading.members or reading.passed)
 
     @contextmanager
     def _guarded(self, requests: Sequence[Request]) -> Iterator[None]:
@@ -120,18 +132,47 @@ class PrefillQueue:
 
     # --- read --------------------------------------------------------------------------------------------------------
 
+    def _start(self) -> bool:
+        """Start pieces of the latest pass, or of the next one; returns whether there are any to start now."""
+        reading = self._readings[-1] if self._readings else None
+        if reading is None or not reading.passing.left:
+            reading = self._begin()
+        if reading is not None:
+            with self._guarded(reading.requests):
+                self._advance(reading)
+        return reading is not None
+
+    def _is_due(self, started: bool) -> bool:
+        """Whether to take the results of the oldest pass now; started: whether pieces have just been started."""
+        if not self._readings or self._readings[0].passing.left:
+            return False
+        latest = self._readings[-1].passing
+        if not started:
+            return True
+        if len(self._readings) > 1:
+            # The device has enough to do meanwhile, or nobody waits.
+            return latest.left == 0 or len(self._in_flight) > 0 or not self._readings[0].passing.is_running()
+        # To wait for logits, let a step or the next pass be started before, unless it uses the memory of this pass.
+        ahead = self._batch.model.prompts_ahead > 1 or (latest.n_logits > 0 and self._beside)
+        return latest.pieces == 1 or not ahead
+
     def _begin(self) -> Reading | None:
-        """The next pass; None if there is nothing to read."""
+        """The next pass; None if there is nothing to read, or if results must be taken first."""
+        if len(self._readings) >= self._batch.model.prompts_ahead:
+            return None
+        chosen = self._chosen()
+        if self._readings and not self._can_follow([count for _, count in chosen]):
+            return None
         members, slices = list[Prefilling](), list[PrefillSlice]()
-        for member, count in self._chosen():
+        for member, count in chosen:
             part = None
             with self._alone(member.request):
                 try:
                     part = self._slice(member, count)
                 except NoPages:
-                    if not slices:
+                    if not slices and not self._readings:
                         raise NoRoom(member.request) from None
-                    break  # this pass reads the others
+                    break  # this pass reads the others, or the one before may free pages
             if part is not None:
                 members.append(member)
                 slices.append(part)
@@ -142,7 +183,33 @@ class PrefillQueue:
                 reader = members[0].request.reader if slices[0].n_logits else None
                 passing = PrefillPass(self._batch.model, slices, observed, not self._beside, reader)
                 reading = Reading(passing, members)
+                self._readings.append(reading)
         return reading
+
+    def _can_follow(self, counts: Sequence[int]) -> bool:
+        """Whether a pass over slices of so many tokens may begin before the results of the one in flight are taken.
+
+        Prompts that arrive meanwhile may join a pass that is not full, so it begins when the one before has ended.  A pass of
+        few rows uses the memory of steps, and the logits of scored tokens stay in that of prompts.
+        """
+        before, rows = self._readings[0], sum(counts)
+        if rows <= self._batch.decode_rows or any(request.scored for request in before.requests):
+            return False
+        is_full = rows >= self._batch.model.prompt_rows or len(counts) == MOST_TOGETHER
+        return is_full or not before.passing.is_running()
+
+    def _can_gather(self) -> bool:
+        """Whether prompts that arrive before the pass in flight has ended may be read right after it."""
+        if self._in_flight or not 0 < len(self._readings) < self._batch.model.prompts_ahead:
+            return False
+        return not self._beside or self.goes_on
+
+    def _gather(self) -> None:
+        """Wait for the end of the pass in flight, but not for long."""
+        self._batch.on_wait()
+        passing, end = self._readings[0].passing, time.perf_counter() + PATIENCE
+        while passing.is_running() and time.perf_counter() < end:
+            time.sleep(POLL_SECONDS)
 
     def _slice(self, member: Prefilling, count: int) -> PrefillSlice | None:
         """The next ``count`` tokens of a request, whose positions are claimed; None if there are none.  Raises NoPages, and
@@ -153,7 +220,8 @@ class PrefillQueue:
         if count == 0:
             self._run(member, np.empty((0, 0), np.float32))
             return None
-        self._report(member, first)
+        if first == member.kept:
+            self._report(member, first)
         if request.error is not None:
             return None
         self._batch.model.prepare(first, count, member.sequence)
@@ -162,23 +230,36 @@ class PrefillQueue:
             n_logits = max(0, min(count, first + count - request.scored_from))
         return PrefillSlice(member.slot, request.target[first : first + count], n_logits, member.stops)
 
-    def _computed(self, reading: Reading) -> dict[PrefillSlice, np.ndarray] | None:
-        """Start pieces of a pass.  Returns the logits of its slices, float32 [n_logits, n_vocab] each, if it has ended and
-        they can be awaited."""
-        passing = reading.passing
-        if passing.left:
-            self._advance(reading)
-            # To wait for logits, let a step be started before, unless it uses the memory of this pass.
-            if passing.left or (passing.n_logits and self._beside and passing.pieces > 1):
-                return None
-        elif reading.rushed:
+    def _take(self) -> None:
+        """Wait for the oldest pass, and go on with its requests."""
+        reading, beside = self._readings[0], self._beside
+        passing, members, logits = reading.passing, list[tuple[Prefilling, PrefillSlice]](), None
+        with self._guarded(reading.requests):
+            self._batch.on_wait()
+            self._readings.popleft()
+            members = reading.end()
+            logits = dict(zip(passing.slices, passing.finish(beside), strict=True))
+        if logits is None:
+            return
+        if reading.rushed:
             self._pace.read(passing.rows, reading.rushed)
-        self._batch.on_wait()
-        reading.end()
-        return dict(zip(passing.slices, passing.finish(self._beside), strict=True))
+        if self._readings and not beside:
+            # The next step takes longer by the pass that follows, which begins now.
+            self._pace.started()
+            self._pace.ended = time.perf_counter()
+            follows = self._readings[0].passing
+            self._pace.read(follows.rows, follows.pieces - follows.left)
+        for member, part in reading.passed:
+            if member.request.state is member:
+                with self._alone(member.request):
+                    self._report(member, part.end)
+        for member, part in members:
+            with self._alone(member.request):
+                self._read_on(member, part, logits[part])
 
     def _advance(self, reading: Reading) -> None:
-        """Start pieces of a pass: all of them, or as many as the running requests should wait for."""
+        """Start pieces of a pass: all of them, or as many as the running requests should wait for.  Requests that need
+        nothing of the pass may then go on with the next one."""
         passing = reading.passing
         rows, count, begun = passing.rows, passing.pieces, time.perf_counter()
         if self._beside:
@@ -196,6 +277,16 @@ class PrefillQueue:
             self._pace.read(rows, started)
         else:
             self._pace.started()  # no step follows
+        if not passing.left:
+            for member, part in list(reading.members):
+                if self._needs_nothing(member, part):
+                    with self._alone(member.request):
+                        reading.let_pass(member, part)
+
+    def _needs_nothing(self, member: Prefilling, part: PrefillSlice) -> bool:
+        """Whether the next slice of a request can follow when a pass has been started and not ended."""
+        goes_on = part.end < len(member.request.target)
+        return goes_on and not (part.n_logits or part.stops or self._thins(member.request))
 
     def _read_on(self, member: Prefilling, part: PrefillSlice, logits: np.ndarray) -> None:
         """Go on with a request, of which a pass has read a slice; logits: those of its last tokens, float32 [n_logits,
@@ -209,6 +300,8 @@ class PrefillQueue:
             self._thin(member)
         if part.end == len(request.target):
             self._run(member, logits)
+        else:
+            self._report(member, part.end)
 
     def _run(self, member: Prefilling, logits: np.ndarray) -> None:
         """Let a request run, all of whose tokens have been read; logits: float32 [1, n_vocab], not used if it has begun."""
@@ -241,9 +334,8 @@ class PrefillQueue:
         """Whether more of prompts is to be read before the next step."""
         if not self._beside:
             return False
-        reading = self._reading
-        if reading is not None and reading.passing.left:
-            return self._pace.has_time(reading.passing.rows, self._share)
+        if self._readings and (latest := self._readings[-1].passing).left:
+            return self._pace.has_time(latest.rows, self._share)
         rows = sum(count for _, count in self._chosen())
         return rows > 0 and self._pace.has_time(rows, self._share)
 

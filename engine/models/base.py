@@ -697,6 +697,11 @@ class Model(Loader):
         """Whether prefill passes have several pieces, so that decode passes can run between them."""
         return bool(self.stages) or self.ops.splits
 
+    @property
+    def prompts_ahead(self) -> int:
+        """The most passes over prompts in flight: more than one if a single queue of a device gets all of their pieces."""
+        return 2 if self.ops.splits and not self.stages else 1
+
     def next_rows(self, left: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read; beside: whether steps
         of answers run between its pieces."""

@@ -65,6 +65,16 @@ def finish(llm: engine.LLM, *requests: Request) -> list[list[int]]:
     return [[token for token, _ in request.items] for request in requests]
 
 
+@pytest.fixture
+def pieces(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pieces]:
+    """Passes over prompts have pieces."""
+    monkeypatch.setattr("engine.decode.prefill_queue.PATIENCE", 0.0)
+    found = Pieces(llm.model.ops)
+    found.split(True)
+    yield found
+    found.split(False)
+
+
 def answers_alone(llm: engine.LLM, prompts: list[list[int]], count: int = 3) -> list[list[int]]:
     found = []
     for ids in prompts:
@@ -154,6 +164,105 @@ def test_a_pass_without_requests_is_cancelled(llm: engine.LLM, passes: list[list
     finally:
         pieces.split(False)
     assert passes[-1] == [30, 30] and pieces.begun == begun + 1 and not any(other.items for other in others)
+
+
+def test_the_next_pass_is_started_before_the_results_are_awaited(
+    llm: engine.LLM, passes: list[list[int]], pieces: Pieces
+) -> None:
+    """Also beside answers, but never two passes before; a long prompt goes on before its first slice has been read, and the
+    progress that is reported is that of passes that have ended."""
+    pieces.split(False)
+    prompts = [prompt(llm, i, n) for i, n in enumerate((128, 128, 384, 128))]
+    alone = answers_alone(llm, prompts)
+    pieces.split(True)
+    passes.clear()
+    reported: list[tuple[int, str]] = []
+    asked = [submitted(llm, ids) for ids in prompts]
+    asked[2].on_prefill = lambda done, total: reported.append((done, pieces.log[-1] if pieces.log else ""))
+    assert finish(llm, *asked) == alone
+    assert passes == [[128]] * 6
+    assert pieces.log == ["+0", "+1", "-0", "+2", "-1", "+3", "-2", "+4", "-3", "+5", "-4", "-5"]
+    assert reported == [(0, "-0"), (128, "-2"), (256, "-3"), (384, "-4")]
+
+
+def test_prompts_that_arrive_join_a_pass_that_is_not_full(
+    llm: engine.LLM, passes: list[list[int]], pieces: Pieces
+) -> None:
+    """It begins when the pass before has ended, before the results of that one are taken."""
+    pieces.split(False)
+    prompts = [prompt(llm, i, n) for i, n in enumerate((128, 50, 40))]
+    alone = answers_alone(llm, prompts, 1)
+    pieces.split(True)
+    passes.clear()
+    pieces.late = True
+    asked = [submitted(llm, ids, 1) for ids in prompts[:2]]
+    for _ in range(3):
+        llm.core.step()
+    assert pieces.log == ["+0"] and passes == [[128]]
+    asked.append(submitted(llm, prompts[2], 1))
+    llm.core.step()
+    assert pieces.log == ["+0"] and passes == [[128]]
+    pieces.late = False
+    assert finish(llm, *asked) == alone
+    assert pieces.log == ["+0", "+1", "-0", "-1"] and passes == [[128], [50, 40]]
+
+
+@pytest.mark.recovers
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("at", ["__init__", "advance", "finish"])
+def test_an_error_in_the_second_of_two_passes(
+    llm: engine.LLM, passes: list[list[int]], pieces: Pieces, monkeypatch: pytest.MonkeyPatch, at: str, several: bool
+) -> None:
+    """Nothing is lost of the first one: if the second one is of one prompt, only that has an error."""
+    pieces.split(False)
+    prompts = [prompt(llm, i, n) for i, n in enumerate((128, *((64, 64) if several else (128,))))]
+    alone = answers_alone(llm, prompts)
+    pieces.split(True)
+    passes.clear()
+    whole, calls, seen = getattr(PrefillPass, at), 0, ""
+
+    def broken(*given: Any, **options: Any) -> Any:
+        nonlocal calls, seen
+        calls += 1
+        if calls == 2:
+            seen = " ".join(pieces.log)
+            raise RuntimeError("broken")
+        return whole(*given, **options)
+
+    monkeypatch.setattr(PrefillPass, at, broken)
+    asked = [submitted(llm, ids) for ids in prompts]
+    while llm.core.step():
+        pass
+    assert seen.startswith("+0" if at != "finish" else "+0 +1 -0")
+    llm.check_pages()
+    assert [request.error is None for request in asked] == [True, several, *([True] if several else [])]
+    found = [[token for token, _ in request.items] for request in asked if request.error is None]
+    assert found == [ids for ids, request in zip(alone, asked, strict=True) if request.error is None]
+    if not several:
+        assert passes.count([128]) == 1 + (at != "__init__")
+
+
+def test_requests_leave_two_passes(llm: engine.LLM, passes: list[list[int]], pieces: Pieces) -> None:
+    """Of a prompt whose first slices are in flight, nothing more is read; the others go on."""
+    pieces.split(False)
+    prompts = [prompt(llm, i, n) for i, n in enumerate((300, 84, 128))]
+    alone = answers_alone(llm, prompts)
+    pieces.split(True)
+    passes.clear()
+    asked = [submitted(llm, ids) for ids in prompts]
+    llm.core.step()
+    llm.core.step()
+    assert passes == [[128], [128]] and pieces.log == ["+0", "+1", "-0"]
+    llm.core.close(asked[0])
+    assert finish(llm, *asked[1:]) == alone[1:]
+    assert passes[2:] == [[84, 44], [84]] and not asked[0].items
+    asked = [submitted(llm, ids) for ids in prompts]
+    llm.core.step()
+    llm.core.step()
+    with llm.lock:
+        llm.core.interrupt()
+    assert not any(request.has_slot for request in asked)
+    assert finish(llm, *asked) == alone
 
 
 def test_a_scored_prompt_has_passes_of_its_own(llm: engine.LLM, passes: list[list[int]]) -> None:

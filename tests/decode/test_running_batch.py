@@ -107,6 +107,11 @@ class Pieces:
         self._ops, self._split, self._run = ops, ops.split, ops.run
         #: The pieces that are left of the pass that has begun; 0 if it has ended or was cancelled.
         self.open = 0
+        #: Whether passes run still, all of whose pieces were started.
+        self.late = False
+        #: The passes whose last piece was started, and those whose results were awaited, in the order of both: "+" or "-" and
+        #: the number of the pass.
+        self.log: list[str] = []
         ops.run = self._counted
 
     def split(self, on: bool) -> None:
@@ -122,7 +127,7 @@ class Pieces:
         one, pieces = self._split(forward, batch, n_logits, most), self
 
         class Three:
-            pieces, left = 3, 3
+            pieces, left, number = 3, 3, len(self.at_once)
 
             def advance(self, count: int) -> int:
                 if not self.left:
@@ -133,9 +138,14 @@ class Pieces:
                 if not self.left:
                     one.advance(1)
                     pieces.ended += 1
+                    pieces.log.append(f"+{self.number}")
                 return self.left
 
+            def is_running(self) -> bool:
+                return pieces.late
+
             def logits(self, wait: bool) -> Any:
+                pieces.log.append(f"-{self.number}")
                 return one.logits(wait)
 
             def cancel(self) -> None:
