@@ -56,6 +56,33 @@ def test_everything_at_once(tmp_path: Path, kind: str) -> None:
         assert pieces.begun >= pieces.ended > 0 and pieces.beside > 0
 
 
+class Chance:
+    """True at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def __bool__(self) -> bool:
+        return bool(self.rng.random() < 0.5)
+
+
+@pytest.mark.parametrize("kind", few(["hybrid", "dense", "windows", "mixture"]))
+def test_two_passes_over_prompts_in_flight(tmp_path: Path, kind: str) -> None:
+    """Of long prompts and short ones, at random times, also when pages run short."""
+    with load(tmp_path, kind) as one:
+        wanted = asks(one, 12, 3, 400)
+        expected = [alone(one, ask) for ask in wanted]
+    with load(tmp_path, kind, parallel=4, batch_size=64) as many:
+        pieces = Pieces(many.model.ops)
+        pieces.split(True)
+        pieces.late = Chance(1)
+        for seed, (reuse, hold) in enumerate([(False, 0), (True, 22)]):
+            found = together(many, wanted, seed, reuse, hold)
+            assert differing(expected, found) == []
+    steps = zip(pieces.log, pieces.log[1:], strict=False)
+    assert sum(before[0] == after[0] == "+" for before, after in steps) > 10
+
+
 def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
     """A request that gives way, or is closed, while pieces of its prompt are read."""
     four.reset()
@@ -108,7 +135,7 @@ class Pieces:
         #: The pieces that are left of the pass that has begun; 0 if it has ended or was cancelled.
         self.open = 0
         #: Whether passes run still, all of whose pieces were started.
-        self.late = False
+        self.late: bool | Chance = False
         #: The passes whose last piece was started, and those whose results were awaited, in the order of both: "+" or "-" and
         #: the number of the pass.
         self.log: list[str] = []
@@ -142,7 +169,7 @@ class Pieces:
                 return self.left
 
             def is_running(self) -> bool:
-                return pieces.late
+                return bool(pieces.late)
 
             def logits(self, wait: bool) -> Any:
                 pieces.log.append(f"-{self.number}")
