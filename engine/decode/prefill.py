@@ -31,18 +31,13 @@ class PrefillSlice:
         """The number of tokens of the sequence after the slice."""
         return self.first + len(self.tokens)
 
-    @property
-    def stops(self) -> list[int]:
-        """The numbers of tokens of the sequence after which snapshots are taken when the slice has been read."""
-        return sorted(stop for stop in self._stops if self.first < stop <= self.end)
-
     def commit(self) -> None:
         """Let the sequence of the slot contain the tokens, all of which have been read, or will be before whatever is
         started next."""
         sequence = self.slot.sequence
         sequence.commit(self.tokens)
         sequence.settle()
-        for stop in self.stops:
+        for stop in sorted(stop for stop in self._stops if self.first < stop <= self.end):
             self.slot.save(stop)
 
 

@@ -286,7 +286,7 @@ class PrefillQueue:
     def _needs_nothing(self, member: Prefilling, part: PrefillSlice) -> bool:
         """Whether the next slice of a request can follow when a pass has been started and not ended."""
         goes_on = part.end < len(member.request.target)
-        return goes_on and not (part.n_logits or part.stops or self._thins(member.request))
+        return goes_on and not (part.n_logits or self._thins(member.request))
 
     def _read_on(self, member: Prefilling, part: PrefillSlice, logits: np.ndarray) -> None:
         """Go on with a request, of which a pass has read a slice; logits: those of its last tokens, float32 [n_logits,
