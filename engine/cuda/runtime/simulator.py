@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from itertools import pairwise
+from operator import index, itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,6 +100,52 @@ Law = Callable[[list[Any]], Sequence[Any]]
 """The law of an exchange: it maps the operands of lanes 0 to 31 to their results."""
 
 
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+Kind = type[Any]
+"""A type of NumPy's scalars."""
+
+_INTEGERS = frozenset({int, np.int32, np.uint32, np.int64, np.uint64})
+_SMALL = range(-64, 1025)
+_MOST_CONSTANTS = 4096
+
+
+def _conversion(kind: Kind) -> Callable[[Register], Register]:
+    """``kind`` as a function that gives the same numbers sooner, and is a dtype like it.
+
+    Kernels write ``np.int32(x)`` around most of what they compute, and NumPy takes several times as long to make a number as
+    to add two, also if x has this type already.  Numbers of this type, small integers and constants are not made again.
+    """
+    integers = np.issubdtype(kind, np.integer)
+    signed = not np.issubdtype(kind, np.unsignedinteger)
+    small = {k: kind(k) for k in _SMALL if k >= 0 or signed}
+    constants: dict[float, Register] = {}
+
+    def convert(x: Register) -> Register:
+        given = type(x)
+        if given is kind:
+            return x
+        if given in _INTEGERS:
+            known = small.get(x)
+            return kind(x) if known is None else known
+        if given is float and x and not integers:  # 0.0 and -0.0 would be the same constant
+            known = constants.get(x)
+            if known is None:
+                known = kind(x)
+                if len(constants) < _MOST_CONSTANTS:
+                    constants[x] = known
+            return known
+        return kind(x)
+
+    convert.dtype = np.dtype(kind)  # type: ignore[attr-defined]
+    return convert
+
+
+_CONVERSIONS = {
+    kind: _conversion(kind) for kind in (np.int32, np.int64, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
+}
+
+
 # --- pointers and wide loads -----------------------------------------------------------------------------------
 
 
@@ -109,60 +156,83 @@ class Pointer:
     of the kernel itself, such as a shared array.
     """
 
-    __slots__ = ("_words", "array", "name", "offset")
+    __slots__ = ("_words", "array", "kind", "name", "offset", "size")
 
     def __init__(self, array: np.ndarray, offset: int = 0, name: str = "") -> None:
         self.array = array if array.ndim == 1 else array.reshape(-1)
         self.offset, self.name = offset, name
-        self._words: np.ndarray | None = None
+        self.size, self.kind = array.size, array.dtype.type
+        self._words = _words_of(self.array) if array.itemsize == 4 else None
 
     def _place(self, i: Register, n: int = 1) -> int:
-        at = self.offset + int(i)
-        if at < 0 or at + n > self.array.size:
+        at = self.offset + index(i)
+        if at < 0 or at + n > self.size:
             elements = f"elements {at} to {at + n - 1}" if n > 1 else f"element {at}"
-            raise IndexError(f"{self.name or 'pointer'}: {elements} of an array of {self.array.size}")
+            raise IndexError(f"{self.name or 'pointer'}: {elements} of an array of {self.size}")
         return at
 
     def __getitem__(self, i: Register) -> Register:
-        at = self.offset + int(i)
-        if at < 0 or at >= self.array.size:
+        at = self.offset + index(i)
+        if at < 0 or at >= self.size:
             self._place(i)
         return self.array[at]
 
     def __setitem__(self, i: Register, value: Register) -> None:
+        at = self.offset + index(i)
         if self.name:
             lane: Any = getcurrent()
             if type(lane) is Lane and not lane.inputs_ready and _launch.strict:
-                raise RuntimeError(f"{self.name}: element {self.offset + int(i)} is written before wait_for_inputs()")
-        array = self.array
-        if type(value) is not array.dtype.type:
-            value = np.asarray(value).astype(array.dtype)
-        array[self._place(i)] = value
+                raise RuntimeError(f"{self.name}: element {at} is written before wait_for_inputs()")
+        if at < 0 or at >= self.size:
+            self._place(i)
+        if type(value) is not self.kind:
+            value = np.asarray(value).astype(self.kind)
+        self.array[at] = value
 
     def words(self, i: Register, n: int) -> tuple[Register, ...]:
         """n words of 4 bytes from element i on, whose offset must be a multiple of 4 n bytes.  Raises ValueError if it is
         not."""
-        array, at = self.array, self.offset + int(i)
-        size = array.itemsize
+        at = self.offset + index(i)
+        size = self.array.itemsize
         if at * size % (4 * n):
             raise ValueError(f"{self.name or 'pointer'}: a load of {4 * n} bytes at byte {at * size} is not aligned")
         if size != 4:
             count = max(1, 4 * n // size)
             self._place(i, count)
-            return tuple(array[at : at + count].view(np.uint32)[:n])
-        if at < 0 or at + n > array.size:
+            return tuple(self.array[at : at + count].view(np.uint32)[:n])
+        if at < 0 or at + n > self.size:
             self._place(i, n)
-        if self._words is None:
-            self._words = array.view(np.uint32)
-        words = self._words
-        return tuple([words[k] for k in range(at, at + n)])
+        words: Any = self._words
+        if n == 4:
+            return words[at], words[at + 1], words[at + 2], words[at + 3]
+        return (words[at], words[at + 1]) if n == 2 else (words[at],)
+
+
+def _words_of(array: np.ndarray) -> np.ndarray:
+    """An array as words.  Each thread has pointers of its own to a shared array, so the latest views are kept."""
+    known = _views.get(id(array))
+    if known is None or known.base is not array:
+        known = array.view(np.uint32)
+        if known.base is array:
+            if len(_views) == _MOST_VIEWS:
+                _views.clear()
+            _views[id(array)] = known
+    return known
+
+
+_MOST_VIEWS = 64
+_views: dict[int, np.ndarray] = {}
 
 
 def advance(p: Pointer, i: Register) -> Pointer:
     """The pointer to ``p[i]``, which may lie outside the array as long as nothing is read there."""
-    moved = Pointer(p.array, p.offset + int(i), p.name)
-    moved._words = p._words
+    moved = _new_pointer(Pointer)
+    moved.array, moved.offset, moved.name = p.array, p.offset + index(i), p.name
+    moved.size, moved.kind, moved._words = p.size, p.kind, p._words
     return moved
+
+
+_new_pointer = Pointer.__new__
 
 
 def settled(x: Register) -> Register:
@@ -237,20 +307,25 @@ vector2, vector4 = load2, load4
 def keep4(p: Pointer, i: Register, a: Register, b: Register, c: Register, d: Register) -> None:
     """Store four 32-bit numbers at once."""
     p.words(i, 4)  # aligned, and inside the array
-    kind = p.array.dtype.type
-    for k, x in enumerate((a, b, c, d)):
-        p[i + k] = x if type(x) is kind else np.array([x]).view(kind)[0]
+    i, kind = index(i), p.kind
+    for k, x in enumerate((a, b, c, d), i):
+        p[k] = x if type(x) is kind else np.array([x]).view(kind)[0]
 
 
 def copy4(to: Pointer, i: Register, p: Pointer, j: Register, there: Register) -> None:
     """Copy four words, immediately: reading them before ``copies_wait`` is not detected here."""
-    keep4(to, i, *(p.words(j, 4) if there else (np.uint32(0),) * 4))
+    to.words(i, 4)
+    words = p.words(j, 4) if there else (np.uint32(0),) * 4
+    target: Any = to._words
+    for k, word in enumerate(words, to.offset + index(i)):
+        target[k] = word
 
 
 def copy1(to: Pointer, i: Register, p: Pointer, j: Register, there: Register) -> None:
     """One word."""
     to.words(i, 1)
-    to[i] = np.array([p.words(j, 1)[0] if there else np.uint32(0)]).view(to.array.dtype)[0]
+    target: Any = to._words
+    target[to.offset + index(i)] = p.words(j, 1)[0] if there else np.uint32(0)
 
 
 def copies_commit() -> None:
@@ -262,7 +337,7 @@ copies_wait = copies_commit
 
 def _int32(x: Register) -> Register:
     """The low 32 bits of an integer, as int32."""
-    return np.int32((int(x) + 2**31) % 2**32 - 2**31)
+    return x if type(x) is np.int32 else np.int32((int(x) + 2**31) % 2**32 - 2**31)
 
 
 def _bytes(x: Register, signed: bool = False) -> list[int]:
@@ -348,7 +423,7 @@ class Lane(greenlet):
 
     def wait(self, place: str, given: Register = None) -> None:
         """Let the others run until they have reached ``place``."""
-        self.place, self.given = place, given
+        self.place, self.given, self.law = place, given, None
         self.following.switch()
 
     def run(self) -> None:
@@ -378,7 +453,8 @@ class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
         self.barriers: dict[int, Any] = {}
         self.body = partial(self._f, *args)
         context = simulator._get_kernel_context()
-        context.shared._allocations.clear()
+        self.dim, self.shared = context.blockDim, context.shared
+        self.shared._allocations.clear()
         try:
             self._run(context.lanes(self._block_dim), grid_point)
         except BaseException:
@@ -394,11 +470,14 @@ class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
             lane.begin(self, place)
         rng = None if _launch.seed is None else np.random.default_rng([_launch.seed, *grid_point])
         ready = lanes
+        linked: list[Lane] = []
         while ready:
             order = ready if rng is None else [ready[k] for k in rng.permutation(len(ready))]
-            for lane, following in pairwise(order):
-                lane.following = following
-            order[-1].following = getcurrent()
+            if order != linked:
+                for lane, following in pairwise(order):
+                    lane.following = following
+                order[-1].following = getcurrent()
+                linked = order
             order[0].switch()
             if self.error:
                 raise self.error
@@ -409,11 +488,16 @@ class SimulatedBlock(simulator.BlockManager):  # type: ignore[misc]
         ready: list[Lane] = []
         for warp in warps:
             law, place = warp[0].law, warp[0].place
-            if law and len({lane.place for lane in warp}) == 1 and place != "end":
+            if (
+                law
+                and len(given := [lane.given for lane in warp if lane.place == place]) == len(warp)
+                and place != "end"
+            ):
                 if len(warp) < WARP:
                     raise DivergenceError(f"{place} needs whole warps, this block has {len(lanes)} threads")
-                for lane, result in zip(warp, law([lane.given for lane in warp]), strict=True):
-                    lane.result, lane.law = result, None
+                for lane, result in zip(warp, law(given), strict=True):
+                    lane.result = result
+                warp[0].law = None
                 ready += warp
             elif self.barriers:
                 ready += [lane for lane in warp if lane.place == "barrier_wait" and lane.given()]
@@ -449,8 +533,14 @@ def _meet(place: str, given: Register, law: Law) -> Register:
     return lane.result
 
 
-def _xor_law(given: list[Register]) -> list[Register]:
-    return [given[k ^ int(mask) & 31][0] for k, (_, mask) in enumerate(given)]
+_xor_sources = [itemgetter(*(k ^ mask for k in range(WARP))) for mask in range(WARP)]
+
+
+def _xor_law(given: list[Register]) -> Sequence[Register]:
+    numbers, masks = zip(*given, strict=True)
+    if masks.count(masks[0]) == WARP:
+        return _xor_sources[masks[0] & 31](numbers)
+    return [numbers[k ^ int(mask) & 31] for k, mask in enumerate(masks)]
 
 
 def _from_law(given: list[Register]) -> list[Register]:
@@ -464,12 +554,22 @@ def _four_law(given: list[Register]) -> list[Register]:
 def _mma_law(given: list[Register]) -> list[tuple[Register, ...]]:
     """Assemble the fragments (a of rows g, g + 8 for each 16 positions; then b), multiply, and distribute the result."""
     halves = len(given[0]) // 3
-    lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.int8)
+    lanes = np.array([[index(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.int8)
     lanes = lanes.reshape(8, 4, 3 * halves, 4)  # g, t, register, byte
     a = lanes[:, :, : 2 * halves].reshape(8, 4, halves, 2, 4).transpose(3, 0, 2, 1, 4).reshape(16, 16 * halves)
     b = lanes[:, :, 2 * halves :].transpose(0, 2, 1, 3).reshape(8, 16 * halves)
-    c = a.astype(np.int32) @ b.astype(np.int32).T
-    return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
+    return _fragments(a.astype(np.int32) @ b.astype(np.int32).T)
+
+
+def _fragments(c: np.ndarray) -> list[tuple[Register, ...]]:
+    """The elements [g, 2 t], [g, 2 t + 1], [g + 8, 2 t], and [g + 8, 2 t + 1] of a matrix, which lane 4 g + t gets."""
+    numbers = list(c.reshape(-1))
+    return [places(numbers) for places in _fragment_places]
+
+
+_fragment_places = [
+    itemgetter(*(8 * row + 2 * t + k for row in (g, g + 8) for k in range(2))) for g in range(8) for t in range(4)
+]
 
 
 def mma32(a0: Register, a1: Register, a2: Register, a3: Register, b0: Register, b1: Register) -> Register:
@@ -489,12 +589,11 @@ def mma16(a0: Register, a1: Register, b0: Register) -> Register:
 
 
 def _mma_half_law(given: list[Register]) -> list[tuple[Register, ...]]:
-    lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.float16)
+    lanes = np.array([[index(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.float16)
     lanes = lanes.reshape(8, 4, 6, 2).astype(np.float64)  # g, t, register, half
     a = lanes[:, :, :4].reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
     b = lanes[:, :, 4:].transpose(0, 2, 1, 3).reshape(8, 16)
-    c = (a @ b.T + 0.0).astype(np.float32)
-    return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
+    return _fragments((a @ b.T + 0.0).astype(np.float32))
 
 
 def mma_half(a0: Register, a1: Register, a2: Register, a3: Register, b0: Register, b1: Register) -> Register:
@@ -539,8 +638,8 @@ def pointer(array: np.ndarray) -> Pointer:
 
 def wait_for_inputs() -> None:
     """Kernels run one after another here; this only checks that it is called, and before the first write."""
-    lane = getcurrent()
-    if isinstance(lane, Lane):
+    lane: Any = getcurrent()
+    if type(lane) is Lane:
         lane.inputs_ready = True
 
 
@@ -584,6 +683,8 @@ def float_to_half(x):
 
 _compiled_call = Dispatcher.__call__
 _entries: dict[tuple[Any, ...], tuple[Callable[..., Any], Callable[[Any], Register]]] = {}
+_helpers: dict[Register, Callable[..., Any]] = {}
+"""Helpers that kernels have called, as Python."""
 
 
 def _call(self: Register, *args: Register) -> Register:
@@ -592,16 +693,21 @@ def _call(self: Register, *args: Register) -> Register:
     Helpers of kernels run as Python, like the kernels.  The scalar functions stay compiled, but return NumPy scalars of the
     declared type: Numba would return Python numbers, which would be added and multiplied in float64.
     """
+    inside = type(getcurrent()) is Lane
+    if inside and (helper := _helpers.get(self)):
+        return helper(*args)
     known = _entries.get((self, *map(type, args)))
     if known:
         entry, declared = known
         return declared(entry(*args))
     module = self.py_func.__module__
-    inside = isinstance(getcurrent(), Lane)
     if module in ("engine.numerics", __name__) or (inside and module.startswith("engine.cpu.")):
         value = _compiled_call(self, *args)
         return _declared(_return_type(self, args))(value)
-    return self.py_func(*args) if inside else _compiled_call(self, *args)
+    if not inside:
+        return _compiled_call(self, *args)
+    _helpers[self] = self.py_func
+    return self.py_func(*args)
 
 
 def _return_type(function: Register, args: tuple[Register, ...]) -> Register:
@@ -625,17 +731,29 @@ def _declared(type_: Register) -> Callable[[Register], Register]:
     if isinstance(type_, types.BaseTuple):
         makers = [_declared(part) for part in type_]
         return lambda value: tuple(make(part) for make, part in zip(makers, value, strict=True))
-    return as_dtype(type_).type if isinstance(type_, types.Number) else lambda value: value
+    if not isinstance(type_, types.Number):
+        return lambda value: value
+    kind = as_dtype(type_).type
+    return _CONVERSIONS.get(kind, kind)
 
 
 def _direct(function: Register) -> Register:
     """A compiled function with one signature, as a Python function: to find the signature takes longer than the function, and
     some are called a million times in a test."""
     (overload,) = function.overloads.values()
-    entry, declared = overload.entry_point, _declared(overload.signature.return_type)
-    if len(overload.signature.args) == 1:
-        return wraps(function.py_func)(lambda x: declared(entry(x)))
-    return wraps(function.py_func)(lambda a, b, c: declared(entry(a, b, c)))
+    entry = overload.entry_point
+    # An array makes a number of a result sooner than its type does.  Only one kernel runs at a time.
+    box = np.empty(1, as_dtype(overload.signature.return_type))
+
+    def with_one(x: Register) -> Register:
+        box[0] = entry(x)
+        return box[0]
+
+    def with_three(a: Register, b: Register, c: Register) -> Register:
+        box[0] = entry(a, b, c)
+        return box[0]
+
+    return wraps(function.py_func)(with_one if len(overload.signature.args) == 1 else with_three)
 
 
 # --- running ---------------------------------------------------------------------------------------------------
@@ -742,7 +860,7 @@ class _Cuda:
 
     @property
     def blockDim(self) -> Any:
-        return simulator._get_kernel_context().blockDim
+        return getcurrent().block.dim
 
     @property
     def gridDim(self) -> Any:
@@ -750,7 +868,7 @@ class _Cuda:
 
     @property
     def shared(self) -> Any:
-        return simulator._get_kernel_context().shared
+        return getcurrent().block.shared
 
     def syncthreads(self) -> None:
         getcurrent().wait("syncthreads")
@@ -764,10 +882,14 @@ _cuda = _Cuda()
 
 def device(function: Register) -> Register:
     """The function itself, with the ``cuda`` of the running launch: Numba would replace the name in the module at each call,
-    which takes longer than most device functions."""
+    which takes longer than most device functions.  Names of types become those of faster functions."""
     names = function.__globals__
-    names.update({name: _cuda for name, value in names.items() if value is cuda})
+    names.update({name: _SUBSTITUTES[id(value)] for name, value in names.items() if id(value) in _SUBSTITUTES})
     return function
+
+
+_SUBSTITUTES = {id(cuda): _cuda} | {id(kind): convert for kind, convert in _CONVERSIONS.items()}
+"""What :func:`device` replaces, by identity."""
 
 
 if config.ENABLE_CUDASIM:
