@@ -1,5 +1,6 @@
 """Whole models whose arithmetic overflows: one sentence says so, and other answers in the same passes do not notice."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,17 @@ BOUNDED = {
 
 
 def norms_of(path: Path, architecture: str) -> list[str]:
-    """The norms of a file after which a model overflows, without those of the layer that drafts, the last one."""
+    """The norms of a file after which a model overflows, without those of the layer that drafts, the last one: those of the
+    first and of the last layer that has a norm of this name."""
     tensors = gguf.GGUFReader(path).tensors
     drafting = {tensor.name.split(".")[1] for tensor in tensors if "nextn" in tensor.name}
     skipped = *IN_RANGE, *BOUNDED.get(architecture, ()), *(f"blk.{il}." for il in drafting)
     norms = [t.name for t in tensors if len(t.shape) == 1 and "norm" in t.name]
-    return [name for name in norms if not any(part in name for part in skipped)]
+    alike: dict[str, list[str]] = {}
+    for name in norms:
+        if not any(part in name for part in skipped):
+            alike.setdefault(re.sub(r"^blk\.\d+\.", "", name), []).append(name)
+    return [name for each in alike.values() for name in dict.fromkeys((each[0], each[-1]))]
 
 
 @pytest.mark.parametrize("architecture", few(sorted(ONE_OF_EACH, key=lambda name: (name != "phi3", name))))

@@ -16,4 +16,4 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
         raise pytest.UsageError("set NUMBA_ENABLE_CUDASIM=1 to run the tests of tests/cuda/simulated")
 
 # Kernels make tuples, but no cycles: the garbage collector would only look at them.
-gc.set_threshold(10_000)
+gc.set_threshold(100_000)
