@@ -108,7 +108,7 @@ def test_the_lead_chooses_tokens(drafts: str, tmp_path: Path, monkeypatch: pytes
     }
     if source is not None:
         given["draft_model"] = make_model(tmp_path / "d.gguf", source, "Q8_0")
-    options: dict[str, Any] = {"max_tokens": 5, "seed": 3, "temperature": 0.8, "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": 4, "seed": 3, "temperature": 0.8, "ignore_eos": True}
     monkeypatch.setattr(passes, "MEASURED", 0)
     expected = engine.load(**given, device="cpu").complete(PROMPT, **options)
     llm = engine.load(**given, device="cuda:0,cuda:1", split_mode="tensor")

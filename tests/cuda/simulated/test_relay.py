@@ -78,17 +78,17 @@ def test_a_prompt_in_slices_and_tokens_of_the_last_gpu(tmp_path: Path, monkeypat
     monkeypatch.setattr(base, "SLICE", 17)
     path = make_model(tmp_path / "model.gguf", SHAPES["gemma3"], "Q4_0")
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1}
-    prompt = [(7 * i) % 50 for i in range(36)]
+    prompt = [(7 * i) % 50 for i in range(19)]
     options: dict[str, Any] = {"max_tokens": 3, "seed": 3, "temperature": 0.8, "ignore_eos": True}
     cpu = engine.load(path, device="cpu", **given)
     expected = cpu.complete(prompt, **options).ids
     llm = engine.load(path, device="cuda:0,cuda:1", **given)
     # Each slice overwrites the logits of the one before.
-    tokens, positions = np.array(prompt, np.int32), np.arange(36, dtype=np.int32)
+    tokens, positions = np.array(prompt, np.int32), np.arange(19, dtype=np.int32)
     logits = []
     for each in (cpu, llm):
         each.reset()
-        logits.append(evaluate(each.model, tokens, positions, 36, each.sequence).tobytes())
+        logits.append(evaluate(each.model, tokens, positions, 19, each.sequence).tobytes())
         each.reset()
     assert logits[0] == logits[1]
     started: list[tuple[int, str]] = []
@@ -173,7 +173,7 @@ def test_parity_of_several_gpus(
             self._target.clear(array.address, 4 * array.size)
 
     monkeypatch.setattr(DeviceCrossing, "receive", damaged)
-    assert parity.main(flags) == 1
+    assert parity.main([*flags, "-n", "0"]) == 1
     assert "so a copy between two devices is at fault" in capsys.readouterr().out
 
 

@@ -67,15 +67,15 @@ def test_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             drafter: Any = llm.model.drafter
             drafted.append([drafter.forward(9 + i, n + i, llm.model.sequence, i).tobytes() for i in range(2)])
         assert drafted[0] == drafted[1]
-    more: dict[str, Any] = {"max_tokens": 6, "temperature": 0.8, "top_k": 20, "seed": 1, "ignore_eos": True}
+    more: dict[str, Any] = {"max_tokens": 5, "temperature": 0.8, "top_k": 20, "seed": 1, "ignore_eos": True}
     expected = cpu_llm.complete(prompt, speculation=SpeculationParams(enabled=False), **more).ids
     draft: Any = gpu_llm.draft
     draft.script = np.full(64, -1, np.int32)
-    draft.script[5:9] = expected[:4]
-    draft.script[9] = (expected[4] + 1) % cpu_llm.config.n_vocab
-    found = gpu_llm.complete(prompt, speculation=SpeculationParams(draft_max=4, draft_min=4), **more)
+    draft.script[5:8] = expected[:3]
+    draft.script[8] = (expected[3] + 1) % cpu_llm.config.n_vocab
+    found = gpu_llm.complete(prompt, speculation=SpeculationParams(draft_max=3, draft_min=3), **more)
     assert found.ids == expected and found.speculation is not None
-    assert found.speculation.accepted == 3
+    assert found.speculation.accepted == 2
 
 
 @pytest.mark.thorough
