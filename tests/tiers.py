@@ -44,7 +44,7 @@ SLOW = 0.3
 SAMPLE = 8
 """``--rest`` runs one in this many of the ``thorough`` cases of a test."""
 
-MOST = 6.0
+MOST = 4.0
 """The most CPU seconds of the cases of a test that ``--rest`` runs, if there are several."""
 
 MARKS = {
