@@ -96,8 +96,8 @@ class PrefillPass:
         """The logits of the last tokens of each slice, float32 [n_logits, n_vocab], or what the reader has made of them; all
         pieces must have been started.
 
-        beside: wait only for logits, because other requests run.  Otherwise at most ``AHEAD`` tokens are in flight, so that
-        the reported progress is accurate and an interrupt is noticed.
+        beside: wait only for logits, because other requests run.  Otherwise wait for a pass that reaches a multiple of
+        ``AHEAD`` tokens of a prompt, so that the reported progress is accurate and an interrupt is noticed.
         """
         wait = not beside and any(each.end // AHEAD > each.first // AHEAD for each in self.slices)
         logits = self._pieces.logits(wait=wait)

@@ -81,9 +81,9 @@ class PrefillQueue:
 
     def _chosen(self) -> list[tuple[Prefilling, int]]:
         """The requests of the next pass, the earliest first, and how many tokens it reads of each; 0 of one that has all."""
-        waiting = sorted(
-            (each for each in self._batch.prefilling if each.reading is None), key=lambda each: each.request.number
-        )
+        # An interrupt may have come between a pass and what its requests know of it, so the passes decide.
+        idle = (each for each in self._batch.prefilling if each.reading not in self._readings)
+        waiting = sorted(idle, key=lambda each: each.request.number)
         if waiting and self._joins(waiting[0]):
             waiting = [waiting[0], *(each for each in waiting[1:] if self._joins(each) and each.sequence.intact)]
             waiting = waiting[:MOST_TOGETHER]

@@ -14,7 +14,7 @@ from engine.models.base import Model
 from engine.text.tokenizer import Tokenizer
 
 MOST_STATES = 8
-"""The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
+"""The most snapshots taken while one prompt is read: each one is a copy from the device, and takes host memory."""
 
 
 class Store(Protocol):

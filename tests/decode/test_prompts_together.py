@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.prefill import PrefillPass
+from engine.decode.prefill import PrefillPass, Reading
 from engine.decode.request import Request
 from engine.limits import MOST_TOGETHER
 from engine.models.compressed_config import CompressedConfig
@@ -240,6 +240,33 @@ def test_an_error_in_the_second_of_two_passes(
     assert found == [ids for ids, request in zip(alone, asked, strict=True) if request.error is None]
     if not several:
         assert passes.count([128]) == 1 + (at != "__init__")
+
+
+@pytest.mark.parametrize("at", ["__init__", "end"])
+def test_an_interrupt_between_a_pass_and_its_requests(
+    llm: engine.LLM, pieces: Pieces, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Requests that know of a pass which the queue does not, or no longer, know are read all the same."""
+    pieces.split(False)
+    prompts = [prompt(llm, i, 128) for i in range(3)]
+    alone = answers_alone(llm, prompts)
+    pieces.split(True)
+    whole = getattr(Reading, at)
+
+    def interrupted(reading: Reading, *given: Any) -> Any:
+        monkeypatch.setattr(Reading, at, whole)
+        if at == "__init__":
+            whole(reading, *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reading, at, interrupted)
+    asked = [submitted(llm, ids) for ids in prompts]
+    with pytest.raises(KeyboardInterrupt):
+        finish(llm)
+    for _ in range(100):  # with the fault, there would always be something to do
+        llm.core.step()
+    assert [[token for token, _ in request.items] for request in asked] == alone
+    llm.check_pages()
 
 
 def test_requests_leave_two_passes(llm: engine.LLM, passes: list[list[int]], pieces: Pieces) -> None:
