@@ -355,6 +355,20 @@ class CurrentDriver(LaunchingDriver):
 
 
 @pytest.mark.usefixtures("gpus")
+def test_memory_of_a_gpu_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its context cannot be made current, so its memory stays, and that of the other GPU stays current."""
+    from engine.cuda.runtime import device as module
+
+    use(driver := CurrentDriver([("Abacus X1", (9, 0))] * 2), monkeypatch)
+    first, second = module.Device(0), module.Device(1)
+    held = second.allocate(100, "the weights")
+    monkeypatch.setattr(driver, "cuCtxPushCurrent", lambda context: (Result.CUDA_ERROR_ILLEGAL_ADDRESS,))
+    first.free_memory()
+    del held
+    assert driver.freed == [] and driver.contexts == ["context of 0"]
+
+
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("memory", ["allocate", "allocate_host"])
 def test_memory_freed_while_a_kernel_of_another_gpu_is_compiled(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector frees a model of one GPU at any time; the kernel is loaded on the other one."""

@@ -533,7 +533,7 @@ class DeviceGroup:
             self._gathering.begin(rows)
 
     def batch(self, batch: Batch[Any]) -> Batch[Whole]:
-        """The rows of a pass, which are in the memory of the lead."""
+        """The rows of a pass, which are in the memory of the lead, copied to that of every owner."""
         each = [batch, *(ops.own_rows(batch) for ops in self.owners[1:])]
         copies = {field.name: [getattr(own, field.name) for own in each] for field in fields(batch)}
         arrays: dict[str, Any] = {name: Whole(own) for name, own in copies.items() if hasattr(own[0], "shape")}

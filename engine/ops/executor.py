@@ -179,7 +179,7 @@ class Executor(Protocol[A]):
         ended.  Operations of different backends are otherwise not ordered."""
 
     def gathering(self, owners: Sequence[Any]) -> Gathering | None:
-        """How the owners of a group, of which this is the first one, bring columns together in passes of few rows; None: only
+        """How the owners of a group, of which this is the first one, bring columns together in steps of answers; None: only
         by :meth:`meet`.  owners: as for :meth:`together`.  Raises DeviceError if memory runs out."""
 
     def own_rows(self, batch: Batch[A]) -> Batch[A]:

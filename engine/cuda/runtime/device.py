@@ -305,11 +305,12 @@ class Device:
         """Free memory.  The garbage collector calls this at any time, for example between :meth:`_use` and the next call of
         another device.  So it restores the current context: a kernel loaded into the wrong context fails from then on."""
         with contextlib.suppress(Exception):  # when the interpreter exits, the bindings may be gone
-            self._driver.cuCtxPushCurrent(self._context)
-            try:
-                release()
-            finally:
-                self._driver.cuCtxPopCurrent()
+            status, *_ = self._driver.cuCtxPushCurrent(self._context)
+            if int(status) == 0:  # a GPU that has failed keeps its memory
+                try:
+                    release()
+                finally:
+                    self._driver.cuCtxPopCurrent()
 
     def _mapped(self, pointer: int) -> int:
         """The device's address of host memory."""
@@ -370,7 +371,7 @@ class Device:
         target, source: addresses of memory of this device, of another one that it can :meth:`access`, or of pinned memory.
         """
         self._use()
-        self._check(self._driver.cuMemcpyAsync(target, source, n_bytes, self._stream), "a copy between GPUs")
+        self._check(self._driver.cuMemcpyAsync(target, source, n_bytes, self._stream), "a copy of memory")
         self._first = True
 
     def _staged(self, array: np.ndarray) -> int:

@@ -174,7 +174,8 @@ class WideGathering:
     def takes(self, rows: int, cut: Cut) -> bool:
         if self._is_narrow:
             return self.narrow.takes(rows, cut)
-        return self.waits and self._recorders[0].role is Role.DECODE and cut.period is not None
+        fits = rows <= DECODE_ANSWERS and self._recorders[0].role is Role.DECODE
+        return self.waits and fits and cut.period is not None
 
     def arrays(self, parts: Sequence[Any], cut: Cut) -> list[Tensor]:
         return [rows.plain(recorder) for recorder, rows in zip(self._recorders, self.inputs(parts, cut), strict=True)]
