@@ -117,11 +117,12 @@ def app(
     # Refusals are answered by ``answered``, in the shape of their interface.
     handlers = {HTTPException: _http_error}
     front = page() if webui else [Route("/", greeting)]
-    inner = Starlette(routes=[*routes(), *front], lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
+    own = routes()
+    inner = Starlette(routes=[*own, *front], lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
     paths = [route.path for route in front] if webui else []
-    return Guard(Direct(inner, routes()), state, keys, local, origins, paths)
+    return Guard(Direct(inner, own), state, keys, local, origins, paths)
 
 
 class Direct:

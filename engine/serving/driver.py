@@ -138,7 +138,7 @@ class Driver:
         answer ends with the reason."""
         self._inbox.append(listener)
         if self._fills_a_pass():
-            if self.moved == math.inf:
+            if self.moved == math.inf and not self._wake.is_set():
                 self._started.clear()  # the thread would do so only when it has the lock of the interpreter
             self._wake.set()
         elif not self._gathering:

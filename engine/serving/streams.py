@@ -177,7 +177,7 @@ class Stream(Response):
         try:
             # The second one is done, too, when all has been written.
             await over.wait()
-            if not self._complete:
+            if not self._complete and not writing.done():
                 scope.setdefault("state", {})["ended"] = 499  # the client left
         finally:
             self._timer.cancel()
