@@ -95,11 +95,21 @@ def same_everywhere(
     wanted = [read(value, devices[0]) for value in expected]
     for _ in range(2):
         plans.start_whole(plan)
-        for device in devices:
-            device.synchronize()
-        for values, want in zip(found, wanted, strict=True):
-            for device, value in zip(devices, values, strict=True):
-                assert read(value, device) == want
+        check_owners(devices, found, wanted, read)
+
+
+def check_owners(
+    devices: Sequence[Any],
+    found: Sequence[Sequence[Any]],
+    wanted: Sequence[list[bytes]],
+    read: Callable[[Any, Any], list[bytes]],
+) -> None:
+    """When all devices have ended, each has the wanted bytes of every value; read: the bytes of a value of a device."""
+    for device in devices:
+        device.synchronize()
+    for values, want in zip(found, wanted, strict=True):
+        for device, value in zip(devices, values, strict=True):
+            assert read(value, device) == want
 
 
 def as_int8(recorders: Sequence[Recorder], values: Sequence[Any], unit: int) -> list[Any]:

@@ -29,7 +29,7 @@ from engine.ops.activation import SWIGLU
 from engine.shares import Cut, HeadRows, even_cut
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import WaitingDevice, use_simulated
-from tests.cuda.simulated.test_gathering import connected, uploaded
+from tests.cuda.simulated.test_gathering import check_owners, connected, uploaded
 from tests.cuda.simulated.test_group import SHAPE
 
 ROWS = 17
@@ -126,11 +126,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
 
     wanted = [[up.tobytes()], *(read(value, devices[0]) for value in expected)]
     plans.start_whole(plan)
-    for device in devices:
-        device.synchronize()
-    for values, want in zip(found, wanted, strict=True):
-        for device, value in zip(devices, values, strict=True):
-            assert read(value, device) == want
+    check_owners(devices, found, wanted, read)
 
 
 def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
