@@ -18,7 +18,7 @@ from engine.cpu.integer_cache import LOG2_E
 from engine.cpu.lanes import ROWS
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cpu.products.repack import Records, fields_of
-from engine.cuda.products.quantize import NARROW, RUN, block_parts, layout_of
+from engine.cuda.products.quantize import NARROW, block_parts, layout_of
 from engine.cuda.products.repack import TILE, repack_rows
 from engine.cuda.wide_delta_net import RECORD
 from engine.numerics import decay_of, sigmoid
@@ -59,8 +59,9 @@ def activations(
 
 
 def _blocks(rows: int, units: int, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    tiles = layout_of(RUN, rows, warpgroups=True)
-    scales_at, sums_at, block_words = block_parts(tiles)
+    block_words = words.shape[-1]
+    tiles = block_words // block_parts(1)[2]
+    scales_at, sums_at, _ = block_parts(tiles)
     words = words.view(np.uint32).reshape(-1, units, block_words)
     parts = np.split(words, (scales_at, sums_at), axis=2)
     q, scales, sums = (

@@ -200,10 +200,13 @@ def test_blocks_of_warpgroups(gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatc
     device = gpu.device
     if not warpgroup_chain.takes(name, device.compute_capability, device.shared_memory):
         pytest.skip("this GPU has no warpgroups")
+    counts = [fewest, 8 * tiles - 1, 8 * tiles]
+    if 16 * tiles in (8 * n for n in BLOCKS):
+        counts.append(16 * tiles)  # two blocks of columns
     for rows, units in ((700, 17), (2500, 5)):
         weight = matrix(BY_NAME[name], rows, 256 * units)
         held = gpu.weight(weight)
-        for k in (fewest, 8 * tiles - 1, 8 * tiles):
+        for k in counts:
             x, residual = activations(k, 256 * units), activations(k, rows, 1)
             expected = cpu.matmul_add(residual, x, weight)
             given, before = gpu.upload(x), gpu.upload(residual)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from engine.cuda.products import matmul as kernels
-from engine.cuda.products import warpgroup_chain, warpgroup_matmul, wide_matmul
+from engine.cuda.products import quantize, warpgroup_chain, warpgroup_matmul, wide_matmul
 from engine.cuda.products.repack import TILE
 from engine.cuda.products.warpgroup_chain import TileShape
 from engine.cuda.rows import NARROW_ROWS
@@ -39,7 +39,6 @@ def matmul(
         if floats is not None and unit == 0:
             _matmul_floats(recorder, floats, [weights[i] for i in members], residual, [outputs[i] for i in members])
             continue
-        activations = quantized(recorder, x, unit, warpgroups=warpgroups)
         # Group matrices by format, so that a launch contains the code of each format once.
         members.sort(key=lambda i: weights[i].format.name)
         runs, multiply = [members], _matmul_quantized
@@ -47,8 +46,13 @@ def matmul(
             # A launch contains the code of one format.
             runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
             multiply = _matmul_wide
-        for group in (run[first : first + 3] for run in runs for first in range(0, len(run), 3)):
-            chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
+        groups = [run[first : first + 3] for run in runs for first in range(0, len(run), 3)]
+        given = [([weights[i] for i in group], [outputs[i] for i in group]) for group in groups]
+        if warpgroups:
+            _matmul_warpgroups(recorder, x, given, residual)
+            continue
+        activations = quantized(recorder, x, unit)
+        for chosen, outs in given:
             multiply(recorder, activations, rows, chosen, residual, bias, outs)
     return outputs
 
@@ -136,26 +140,38 @@ def _matmul_wide(
     tiles = list(accumulate(weight.tiles for weight in weights))
     spare = 3 - len(weights)
     given, units = weights + weights[:1] * spare, weights[0].columns // entry.unit
-    if not by_warpgroups(recorder, weights[0]):
-        written: tuple[Argument, ...] = (
-            *(outputs + outputs[:1] * spare),
-            *(residual or 0, residual is not None),
-            *(tiles + [tiles[-1]] * spare),
-            *([weight.rows for weight in weights] + [0] * spare),
-        )
-        kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
-        recorder.launch(kernel, grid, threads, (*given, *written, units, *x, rows), **results(outputs))
-        return
-    size = rows, tiles[-1], units, recorder.device.multiprocessors
-    if any(weight.rows % TILE for weight in weights):
-        # The kernel finds the end of a matrix by its number of rows, so it must begin at its first one.
-        launches: warpgroup_matmul.Launches = ((tiles[-1], warpgroup_matmul.shape_of(*size)),)
-    else:
-        launches = warpgroup_matmul.launches_of(*size)
-    first = 0
-    for count, shape in launches:
-        _multiply_tiles(recorder, x, rows, weights, residual, outputs, (first, first + count), shape)
-        first += count
+    written: tuple[Argument, ...] = (
+        *(outputs + outputs[:1] * spare),
+        *(residual or 0, residual is not None),
+        *(tiles + [tiles[-1]] * spare),
+        *([weight.rows for weight in weights] + [0] * spare),
+    )
+    kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
+    recorder.launch(kernel, grid, threads, (*given, *written, units, *x, rows), **results(outputs))
+
+
+def _matmul_warpgroups(
+    recorder: Recorder,
+    x: Tensor | Deferred,
+    products: Sequence[tuple[list[DeviceWeight], list[Tensor]]],
+    residual: Tensor | None,
+) -> None:
+    """Products of the same activations, each of up to three matrices of one format with their outputs."""
+    rows, units = x.shape[0], x.shape[1] // quantize.RUN
+    # The kernel finds the end of a matrix by its number of rows, so it must begin at its first one, unless tiles are whole.
+    sizes = [
+        warpgroup_matmul.Size(sum(w.tiles for w in weights), not any(w.rows % TILE for w in weights))
+        for weights, _ in products
+    ]
+    any_layout = not isinstance(x, Deferred) or x.any_layout
+    launches = warpgroup_matmul.launches_of_all(rows, sizes, units, recorder.device.multiprocessors, any_layout)
+    (_, first_shape), *_ = launches[0]
+    activations = quantized(recorder, x, quantize.RUN, layout=first_shape.tiles)
+    for (weights, outputs), own in zip(products, launches, strict=True):
+        first = 0
+        for count, shape in own:
+            _multiply_tiles(recorder, activations, rows, weights, residual, outputs, (first, first + count), shape)
+            first += count
 
 
 def _multiply_tiles(

@@ -69,11 +69,18 @@ u32 = np.uint32
 I = np.int32  # noqa: E741
 
 
-def layout_of(unit: int, rows: int, warpgroups: bool = False) -> int:
-    """The layout of activations of ``rows`` rows; warpgroups: whether a kernel for warpgroups uses them."""
-    if unit != RUN or rows <= NARROW_ROWS:
-        return NARROW
-    return next((tiles for tiles in BLOCKS if rows <= 8 * tiles), BLOCKS[-1]) if warpgroups else WIDE
+def layout_of(unit: int, rows: int) -> int:
+    """The layout of activations of ``rows`` rows that no kernel for warpgroups uses."""
+    return WIDE if unit == RUN and rows > NARROW_ROWS else NARROW
+
+
+def block_layouts(rows: int) -> tuple[int, ...]:
+    """The layouts of units of 256 for ``rows`` rows that kernels for warpgroups use, widest first: those of as many rows as
+    the largest block has, in one block or in several with no more columns together."""
+    most = next((tiles for tiles in BLOCKS if rows <= 8 * tiles), BLOCKS[-1])
+    if rows > 8 * most:
+        return (most,)
+    return tuple(tiles for tiles in reversed(BLOCKS) if tiles * -(-rows // (8 * tiles)) == most)
 
 
 def block_parts(tiles: int) -> tuple[int, int, int]:
@@ -183,7 +190,7 @@ def quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
     """x = ``source``(gate, up) to int8: "plain" takes up alone; any other is an activation (``ACTIVATIONS`` of
     ``engine/numerics.py``), with the parameters p0 to p3.
 
-    layout: ``layout_of`` the pass, here and in the other kernels that quantize their result.
+    layout: ``layout_of`` the pass or one of its ``block_layouts``, here and in the other kernels that quantize their result.
     Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
     """
     store = make_store(unit, layout)

@@ -15,8 +15,9 @@ Bytes moved: the records once per block of activations; the activations once per
 A block computes as in ``engine/cuda/products/warpgroup_chain.py``.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numba import cuda
@@ -29,7 +30,7 @@ from engine.cuda.intrinsics import (
     pointer,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import block_parts, layout_of
+from engine.cuda.products.quantize import block_layouts, block_parts
 from engine.cuda.products.unpack import device
 from engine.cuda.products.warpgroup_chain import START, TARGET, Areas, TileShape, make_multiply, make_pipeline
 from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
@@ -57,10 +58,9 @@ which lie between the others."""
 
 
 @lru_cache(4096)
-def shape_of(rows: int, tiles: int, units: int, multiprocessors: int) -> TileShape:
-    """The shape of the blocks for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows of ``units`` units: the one
-    that should take the least time, one block on a multiprocessor at a time."""
-    columns = layout_of(256, rows, warpgroups=True)
+def shape_of(rows: int, tiles: int, units: int, multiprocessors: int, columns: int) -> TileShape:
+    """The shape of the blocks for ``rows`` activation rows, ``columns`` tiles of 8 of them in a block, and ``tiles`` tiles of
+    16 weight rows of ``units`` units: the one that should take the least time, one block on a multiprocessor at a time."""
     shapes = (
         TileShape(columns, groups, split) for split in (1, 2, 4, 8) for groups in range(MOST_GROUPS[columns], 1, -1)
     )
@@ -77,15 +77,22 @@ def _time(shape: TileShape, rows: int, tiles: int, units: int, multiprocessors: 
     return -(-x * y * z // multiprocessors) * block + (JOIN_TIME + moved / JOIN_RATE if z > 1 else 0)
 
 
+class Size(NamedTuple):
+    """The size of a product: the number of tiles of 16 weight rows, and whether each matrix has whole ones."""
+
+    tiles: int
+    whole: bool
+
+
 Launches: TypeAlias = tuple[tuple[int, TileShape], ...]
 """Of each launch the number of tiles, and the shape of its blocks."""
 
 
 @lru_cache(4096)
-def launches_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Launches:
+def launches_of(rows: int, tiles: int, units: int, multiprocessors: int, columns: int) -> Launches:
     """The launches of a product as in ``shape_of``, one or two.  Where a few tiles would be left for a last block of some
     multiprocessors, the first launch has as many blocks for each multiprocessor, and smaller blocks share what is left."""
-    shape = shape_of(rows, tiles, units, multiprocessors)
+    shape = shape_of(rows, tiles, units, multiprocessors, columns)
     one: Launches = ((tiles, shape),)
     if rows > 8 * shape.tiles:
         return one
@@ -94,11 +101,37 @@ def launches_of(rows: int, tiles: int, units: int, multiprocessors: int) -> Laun
         whole = TileShape(shape.tiles, groups)
         count = tiles // whole.warps // multiprocessors * multiprocessors * whole.warps
         if 0 < count < tiles:
-            rest = shape_of(rows, tiles - count, units, multiprocessors)
+            rest = shape_of(rows, tiles - count, units, multiprocessors, columns)
             time = _time(whole, rows, count, units, multiprocessors) + FURTHER_TIME
             time += _time(rest, rows, tiles - count, units, multiprocessors)
             found.append((time, ((count, whole), (tiles - count, rest))))
     return min(found, key=lambda each: each[0])[1]
+
+
+def launches_of_all(
+    rows: int, sizes: Sequence[Size], units: int, multiprocessors: int, any_layout: bool
+) -> list[Launches]:
+    """The launches of products with the same activations, whose blocks have the same number of columns: all of the rows, or
+    fewer, if that should take less time, because more blocks fill all multiprocessors evenly.
+
+    any_layout: whether the activations can be in any of ``block_layouts``, or only in the first one.
+    """
+
+    def of(columns: int) -> list[Launches]:
+        given = units, multiprocessors, columns
+        return [
+            launches_of(rows, size.tiles, *given) if size.whole else ((size.tiles, shape_of(rows, size.tiles, *given)),)
+            for size in sizes
+        ]
+
+    def time(found: list[Launches]) -> float:
+        further = FURTHER_TIME * sum(len(launches) - 1 for launches in found)
+        return further + sum(
+            _time(shape, rows, tiles, units, multiprocessors) for launches in found for tiles, shape in launches
+        )
+
+    layouts = block_layouts(rows)
+    return min(map(of, layouts if any_layout else layouts[:1]), key=time)
 
 
 def _areas(format: str, tiles: int, groups: int, split: bool) -> Areas:

@@ -174,7 +174,8 @@ class Recorder:
         """Uninitialized arrays for activations [rows, columns] as int8, with a scale for every ``unit`` values."""
         q, d, sums = quantize.activation_words(unit, rows, columns, layout)
         if layout in quantize.BLOCKS:
-            everything = self.empty((q,), np.uint32)
+            block = quantize.block_parts(layout)[2]
+            everything = self.empty((q // block, block), np.uint32)
             return Int8(everything, everything, everything)
         return Int8(self.empty((q,), np.uint32), self.empty((d,)), self.empty((sums,), np.uint32))
 

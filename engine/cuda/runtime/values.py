@@ -28,6 +28,9 @@ class Deferred(ABC):
     inputs: tuple[str, ...]
     """The names of the fields that hold its inputs, in the order of the operation's arguments."""
 
+    any_layout = True
+    """Whether it can be quantized in any layout, and not only in that of the widest blocks."""
+
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
@@ -316,11 +319,12 @@ def plain(recorder: Recorder, x: Tensor | Deferred) -> Tensor:
 
 
 def quantized(
-    recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0, warpgroups: bool = False
+    recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0, layout: int | None = None
 ) -> Int8:
     """x as int8, with a scale for every ``unit`` values; pass_rows: the number of rows of the pass, if x has another one;
-    warpgroups: whether a kernel for warpgroups uses it."""
-    layout = quantize.layout_of(unit, pass_rows or x.shape[0], warpgroups)
+    layout: one of ``quantize.block_layouts``, or None if no kernel for warpgroups uses it."""
+    if layout is None:
+        layout = quantize.layout_of(unit, pass_rows or x.shape[0])
     return _quantized_array(recorder, x, unit, layout) if isinstance(x, Tensor) else x.quantized(recorder, unit, layout)
 
 

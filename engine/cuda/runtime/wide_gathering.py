@@ -70,6 +70,8 @@ class _WideRows(Deferred):
     """All columns of an exchange at one owner."""
 
     inputs = ()
+    # Owners exchange words, so all of them have the same layout.
+    any_layout = False
 
     def __init__(self, of: "WideGathering", exchange: _WideExchange, owner: int) -> None:
         self._of, self._exchange, self._owner = of, exchange, owner
@@ -100,15 +102,17 @@ class _WideRows(Deferred):
         if by_blocks and all(edge % unit == 0 for runs in cut.runs for run in runs for edge in run):
             runs = _runs_of(cut, -(-rows // (8 * layout)), quantize.block_parts(layout)[2], unit)
             if runs.period <= self._of.most_words:
-                part = quantized(recorder, self._part, unit, warpgroups=True)
+                part = quantized(recorder, self._part, unit, layout=layout)
                 to = recorder.int8(unit, rows, columns, layout=layout)
                 self._of.bring(recorder, self._owner, runs, self._number, part.q, to.q)
                 return to
-        return quantized(recorder, self.plain(recorder), unit, warpgroups=by_blocks)
+        return quantized(recorder, self.plain(recorder), unit, layout=layout)
 
 
 class _WideNormalizedRows(_WideRows):
     """rms_norm of the rows."""
+
+    any_layout = True
 
     def __init__(self, rows: _WideRows, weight: Tensor, eps: float) -> None:
         super().__init__(rows._of, rows._exchange, rows._owner)

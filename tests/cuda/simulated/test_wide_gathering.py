@@ -93,7 +93,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
             for values, (unit, warpgroups) in zip(several, kinds, strict=True):
                 pairs = list(zip(recorders, values(), strict=True))
                 assert all(x.shape == (ROWS, n) for _, x in pairs)
-                found.append([quantized(recorder, x, unit, warpgroups=warpgroups) for recorder, x in pairs])
+                found.append([quantized(recorder, x, unit, layout=4 if warpgroups else None) for recorder, x in pairs])
         return whole[0]
 
     expected: list[Any] = []
@@ -102,7 +102,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
         one = recorders[0]
         values: tuple[Any, ...] = whole[1], Gated(whole[0], whole[1], SWIGLU), Normalized(whole[1], weights[0], 1e-5)
         for x, (unit, warpgroups) in zip(values, kinds, strict=True):
-            expected.append(quantized(one, x, unit, warpgroups=warpgroups))
+            expected.append(quantized(one, x, unit, layout=4 if warpgroups else None))
         return whole[1]
 
     plan, alone = recorders[0].record(forward), recorders[0].record(single)
@@ -158,7 +158,7 @@ def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
                 parts.append(out)
             values = of.normalized(parts, cut, weights, 1e-5)
             pairs = zip(recorders, values, strict=True)
-            found.extend(quantized(recorder, x, 256, warpgroups=True) for recorder, x in pairs)
+            found.extend(quantized(recorder, x, 256, layout=4) for recorder, x in pairs)
         return parts[0]
 
     weights_as_rows = [uploaded(device, weight[:256].reshape(1, 256)) for device in devices]
@@ -183,7 +183,7 @@ def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     expected: list[Any] = []
 
     def single() -> Tensor:
-        expected.append(quantized(recorders[0], Normalized(whole, weights[0], 1e-5), 256, warpgroups=True))
+        expected.append(quantized(recorders[0], Normalized(whole, weights[0], 1e-5), 256, layout=4))
         return whole
 
     alone = recorders[0].record(single)

@@ -1,5 +1,6 @@
 """Products of many rows in the simulator: the bits of the mirror, whatever formats and sizes."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ if not SIMULATED:
 
 from engine.cuda import backend
 from engine.cuda.products import repack, warpgroup_chain, warpgroup_matmul, wide_matmul
+from engine.cuda.products.quantize import block_layouts
 from engine.cuda.runtime.plans import decode_size
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
@@ -166,9 +168,9 @@ def test_two_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch, first: int, spl
 def test_the_rest_of_a_product_is_shared() -> None:
     """Where a few tiles are left after as many blocks for each multiprocessor, smaller blocks share them."""
     whole, rest = warpgroup_chain.TileShape(4, 4), warpgroup_chain.TileShape(4, 2, 8)
-    assert warpgroup_matmul.launches_of(32, 2176, 20, 132) == ((2112, whole), (64, rest))
-    assert warpgroup_matmul.launches_of(32, 1024, 20, 132) == ((1024, warpgroup_chain.TileShape(4, 2)),)
-    assert [count for count, _ in warpgroup_matmul.launches_of(2048, 2176, 20, 132)] == [2176]
+    assert warpgroup_matmul.launches_of(32, 2176, 20, 132, 4) == ((2112, whole), (64, rest))
+    assert warpgroup_matmul.launches_of(32, 1024, 20, 132, 4) == ((1024, warpgroup_chain.TileShape(4, 2)),)
+    assert [count for count, _ in warpgroup_matmul.launches_of(2048, 2176, 20, 132, 16)] == [2176]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,30 @@ def test_the_rest_of_a_product_is_shared() -> None:
 )
 def test_shapes_for_an_h200(rows: int, n_rows: int, units: int, expected: tuple[int, int, int]) -> None:
     """Few rows have narrow blocks, and few weights are spread over all multiprocessors."""
-    assert warpgroup_matmul.shape_of(rows, n_rows // 16, units, 132) == warpgroup_chain.TileShape(*expected)
+    columns = block_layouts(rows)[0]
+    shape = warpgroup_matmul.shape_of(rows, n_rows // 16, units, 132, columns)
+    assert shape == warpgroup_chain.TileShape(*expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_rows", "units", "expected"),
+    [
+        (64, 12288, 16, (4, 3, 1)),
+        (64, 24576, 16, (8, 3, 1)),
+        (96, 6144, 16, (4, 3, 1)),
+        (128, 4096, 16, (4, 2, 1)),
+        (128, 24576, 16, (8, 3, 1)),
+        (128, 4096, 48, (16, 2, 4)),
+        (2048, 24576, 16, (16, 2, 1)),
+    ],
+)
+def test_narrower_blocks(rows: int, n_rows: int, units: int, expected: tuple[int, int, int]) -> None:
+    """Where blocks of fewer rows fill all multiprocessors evenly, weights are read more than once."""
+    size = warpgroup_matmul.Size(n_rows // 16, True)
+    (((_, shape),),) = warpgroup_matmul.launches_of_all(rows, [size], units, 132, True)
+    assert shape == warpgroup_chain.TileShape(*expected)
+    widest = warpgroup_matmul.launches_of_all(rows, [size], units, 132, False)
+    assert widest[0][0][1].tiles == block_layouts(rows)[0]
 
 
 def test_rows_of_decode_passes() -> None:
@@ -198,10 +223,11 @@ def test_rows_of_decode_passes() -> None:
 @pytest.mark.parametrize(("rows", "n_rows", "units"), [(32, 4096, 48), (64, 4096, 16), (96, 5120, 16), (128, 6144, 16)])
 def test_the_memory_of_shared_chains(rows: int, n_rows: int, units: int) -> None:
     """Is at most what loading a model counts."""
-    for multiprocessors in (114, 132):
-        shape = warpgroup_matmul.shape_of(rows, n_rows // 16, units, multiprocessors)
+    for multiprocessors, columns in itertools.product((114, 132), block_layouts(rows)):
+        shape = warpgroup_matmul.shape_of(rows, n_rows // 16, units, multiprocessors, columns)
         taken = 4 * warpgroup_matmul.chain_floats(shape, rows, n_rows // 16)
-        assert shape.split > 1 and taken <= warpgroup_matmul.most_chain_bytes(rows, n_rows, multiprocessors)
+        assert shape.split == 1 or taken <= warpgroup_matmul.most_chain_bytes(rows, n_rows, multiprocessors)
+        assert shape.split > 1 or columns < block_layouts(rows)[0]
 
 
 def test_matrices_side_by_side(gpu: backend.Backend) -> None:
