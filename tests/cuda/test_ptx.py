@@ -10,6 +10,7 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -44,6 +45,7 @@ from engine.cuda.runtime.compiler import (
     Intermediate,
     Kernel,
     compile_ptx,
+    entry_name,
     i32,
     intermediate,
 )
@@ -815,6 +817,14 @@ def test_a_product_in_a_sum_is_found(function: Callable[..., None]) -> None:
     ptx = compiled(function)
     assert any("a product feeds a sum" in problem for problem in check(ptx))
     assert instructions(ptx)["fma.rn.f32"] == 0
+
+
+def test_threads_compile_at_the_same_time() -> None:
+    """Functions of Numba are replaced while a kernel is compiled, and each thread still gets its own kernel."""
+    kernels = [KERNELS[name](*EXAMPLES[name][0]) for name in ("softcap", "digest", "copy_rows")]
+    with ThreadPoolExecutor() as threads:
+        texts = list(threads.map(compile_ptx, kernels, [TARGETS[0]] * len(kernels)))
+    assert [each.kernel.name in entry_name(ptx) for each, ptx in zip(kernels, texts, strict=True)] == [True] * 3
 
 
 def test_explicit_products_and_sums_pass() -> None:

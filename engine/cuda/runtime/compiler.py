@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 
 from engine.compile import cache as kernel_cache
 from engine.cuda.runtime.kinds import Constant, KernelCode
@@ -186,7 +187,8 @@ class Intermediate:
         from engine.cuda.intrinsics import definitions
 
         options = self.options | {"arch": "compute_{}{}".format(*compute_capability), "fma": False}
-        text: bytes = nvvm.compile_ir([*self.modules, definitions(compute_capability)], **options)
+        with global_compiler_lock:  # ``intermediate`` replaces the function
+            text: bytes = nvvm.compile_ir([*self.modules, definitions(compute_capability)], **options)
         ptx = text.decode().strip("\x00").strip()
         if self.target is not None:
             # Instructions that later compute capabilities do not have need a target of their own.
@@ -204,7 +206,8 @@ def intermediate(specialization: Specialization) -> Intermediate:
         wish(*specialization.constants) if callable(wish) else wish for wish in (declared.threads, declared.blocks)
     )
     bounds = (threads, blocks) if threads and blocks else threads or None
-    with _without_a_device() as given:
+    # A thread that compiles at the same time would use the replaced functions.
+    with global_compiler_lock, _without_a_device() as given:
         cuda.compile_ptx(specialization.function.py_func, declared.arguments, cc=TARGETS[0], launch_bounds=bounds)
     ((modules, options),) = given
     return Intermediate(modules, options, declared.target)
