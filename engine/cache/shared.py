@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from engine.arrays import Batch
 from engine.cache.pages import PagedMemory
@@ -27,6 +28,11 @@ class OwnedArray:
         """The shape of the array."""
         shape: tuple[int, ...] = self.array.shape
         return shape
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """The element type of the array."""
+        return cast(DTypeLike, self.array.dtype)
 
     @property
     def size(self) -> int:

@@ -1,7 +1,9 @@
 """Arrays and matrices of several owners: whole in the memory of each, or divided among them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
+
+from numpy.typing import DTypeLike
 
 from engine.shares import Cut
 
@@ -21,6 +23,11 @@ class Whole:
         """The shape of each copy."""
         shape: tuple[int, ...] = self.copies[0].shape
         return shape
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """The element type of each copy."""
+        return cast(DTypeLike, self.copies[0].dtype)
 
     @property
     def size(self) -> int:
