@@ -304,7 +304,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         for shared in (0, 227 << 10)
     ]
     + [integer_steps.geometry(1, 32, 16, 128, 128, "i12", 128, 132, 227 << 10, True, cap=50.0).attend.constants]
-    + [integer_steps.geometry(4, 3, 1, 256, 256, "i8", 9, 132, 227 << 10, True, spans=True).attend.constants],
+    + [integer_steps.geometry(4, 3, 1, 256, 256, "i8", 9, 132, 227 << 10, True, spans=True).attend.constants]
+    + [integer_steps.geometry(64, 32, 8, 128, 128, "i8", 9, 132, 227 << 10, True, mixed=True).attend.constants],
     "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS]
     + [_integer_tiles(16, 8, 256, 256, "i8", False, 50.0), _integer_tiles(32, 16, 128, 128, "i12", False, 50.0)]
     + [_integer_tiles(3, 1, 256, 256, "i8", False, spans=True)]

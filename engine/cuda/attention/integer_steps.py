@@ -56,6 +56,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device
+from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, I32P, SHARED_OF_DRIVER, U32P, f32, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
@@ -69,9 +70,9 @@ RESIDENT = 4
 """The most blocks of a multiprocessor."""
 ENOUGH = 2
 """Blocks of a multiprocessor that hide each other's barriers: more only where they leave the other kernels of a step their
-cache."""
+cache, which all have the same."""
 PERCENT = 45
-"""What more than ``ENOUGH`` blocks may take of the fast memory of a multiprocessor."""
+"""What more than ``ENOUGH`` blocks may take of the fast memory of a multiprocessor in steps of few rows."""
 
 
 def geometry(
@@ -103,7 +104,7 @@ def geometry(
         raise ValueError(f"at most {MAX_ROWS} rows of a sequence, not {rows}")
     group, block = n_head // n_head_kv, CACHE_TYPES[name].block(d_v)
     parts = parts_of(rows, group, PAIRS, mixed)
-    resident = resident_of(name, d_k, d_v, shared)
+    resident = resident_of(name, d_k, d_v, shared, rows)
     staged = resident > 0
     resident = resident or RESIDENT
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
@@ -135,11 +136,13 @@ def _bytes(name: str, d_k: int, d_v: int, group: int, early: bool, staged: bool,
     return 4 * (2 * tile.stage * staged + tile.of_warp + scales + Board(d_v // of.block(d_v)).size)
 
 
-def resident_of(name: str, d_k: int, d_v: int, shared: int) -> int:
-    """Blocks on a multiprocessor whose chunks are in shared memory, where a block may have ``shared`` bytes; 0 if that is too
-    little."""
+def resident_of(name: str, d_k: int, d_v: int, shared: int, rows: int) -> int:
+    """Blocks on a multiprocessor, in a pass of ``rows`` rows, whose chunks are in shared memory, where a block may have
+    ``shared`` bytes; 0 if that is too little."""
     each, whole = _bytes(name, d_k, d_v, 1, True, True) + SHARED_OF_DRIVER, shared + SHARED_OF_DRIVER
-    return min(RESIDENT, whole // each, max(ENOUGH, whole * PERCENT // 100 // each))
+    # In wide passes each kernel has the cache that it prefers.
+    most = whole if rows > NARROW_ROWS else max(ENOUGH * each, whole * PERCENT // 100)
+    return min(RESIDENT, whole // each, most // each)
 
 
 @kernel(
