@@ -337,14 +337,10 @@ def divided() -> Iterator[str]:
 def pair() -> Iterator[str]:
     """Answers of one user, of models whose layers two GPUs share."""
     rows: list[list[object]] = []
-    later = data()["h200-pair-products"]["rates"]
     for name in data()["h200-pair"]["rates"]:
-        one, events, packets = (rate("h200-pair", name, how) for how in ("one", "events", "packets"))
-        row = [name, one, events, packets, ratio(packets, one)]
-        alone, two = (rate("h200-pair-products", name, how) if name in later else None for how in ("one", "two"))
-        rows.append([*row, alone, two, ratio(two, alone)])
-    header = ["model", "one GPU", "two, with events", "two, with packets", "ratio"]
-    return table([*header, "one GPU, later", "two, products give packets", "ratio"], rows)
+        one, two = (rate("h200-pair", name, how) for how in ("one", "two"))
+        rows.append([name, one, two, ratio(two, one)])
+    return table(["model", "one GPU", "two GPUs", "ratio"], rows)
 
 
 STEPS = (
