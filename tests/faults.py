@@ -1365,13 +1365,13 @@ FAULTS = (
         ("tests/cuda/simulated/test_wide_gathering.py::test_columns_come_together",),
     ),
     Fault(
-        "chains that a product gives",
+        "chains of several blocks of rows",
         "stages",
-        "engine/cuda/products/warpgroup_give.py",
-        "t, r = I(column + (e & 1)), I(row + 8 * (e >> 1))",
-        "t, r = I(column + (e >> 1)), I(row + 8 * (e & 1))",
+        "engine/cuda/wide_gather.py",
+        "row = I(8 * I(above * tiles + tile) + 2 * (lane & 3))",
+        "row = I(8 * tile + 2 * (lane & 3))",
         "on several GPUs, steps of many users mix the residual streams of two users",
-        ("tests/cuda/simulated/test_wide_gathering.py::test_a_product_gives_its_results",),
+        ("tests/cuda/simulated/test_wide_gathering.py::test_chains_come_together",),
     ),
     Fault(
         "positions at other owners",

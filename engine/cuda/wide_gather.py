@@ -5,18 +5,19 @@
 Formula: none, bits are copied; then those of ``engine/cuda/products/quantize.py`` and ``engine/cuda/rms_norm.py``.
 Shapes: part uint32 [runs, last - first] and out uint32 [runs, period], words of float32 rows, or of rows that are int8 in
     blocks, or float32 part [rows, own columns] of rows that are normalized; packets, state, alarm as in
-    ``engine/cuda/gather.py``; q, d, sums as in ``engine/cuda/products/quantize.py``.
+    ``engine/cuda/gather.py``; q, d, sums as in ``engine/cuda/products/quantize.py``.  Instead of the part of rows that are
+    normalized, chains of the product that computes it, as in ``engine/cuda/products/warpgroup_matmul.py``.
     An owner has the words first to last - 1 of each run of ``period`` ones.
 Who owns what: in ``gather_words`` a thread gives, and takes, up to ``AT_ONCE`` words of a run at a time, with those of the
-    other blocks of the run between them, for every so manieth run.  In ``wide_gather_norm_quantize`` a block gives and
-    quantizes some runs of 256 columns of a row, and takes all of the row, for its sum of squares.
-Reduction order: that of ``engine/cuda/rms_norm.py``.
+    other blocks of the run between them, for every so manieth run.  In ``wide_gather_norm_quantize`` a block quantizes some
+    runs of 256 columns of a row, and takes all of the row, for its sum of squares.  It gives the own ones of these columns;
+    or, if it adds their chains, those of an equal share of the tiles of 16 columns and 8 rows, of any rows.
+Reduction order: those of ``engine/cuda/products/matmul.py`` and ``engine/cuda/rms_norm.py``.
 Bytes moved: 8 per own word and other owner over the links, 4 times less for rows that are int8; 8 per word of other owners,
-    read again until it has come.
+    read again until it has come; chains once, 32 per own word, and 8 for the residual stream.
 
-As in passes of few rows, all blocks of a launch are resident at the same time, and packets may have been given by the product
-that computes the columns (``engine/cuda/products/warpgroup_give.py``): then first = last = 0.  A block takes packets after it
-has given all of its own.
+As in passes of few rows, all blocks of a launch are resident at the same time.  A block takes packets after it has given all
+of its own.
 """
 
 import numpy as np
@@ -38,14 +39,18 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
+from engine.cuda.products.unpack import device
+from engine.cuda.products.warpgroup_matmul import make_add_chains
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
-from engine.cuda.runtime.kinds import KernelCode
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
+from engine.gguf.quants import CHAINS
 
 AT_ONCE = 4
 """Words that a thread has in flight at a time."""
 
 f32 = np.float32
+u32 = np.uint32
 I = np.int32  # noqa: E741
 
 
@@ -112,19 +117,77 @@ def gather_words(n_peers: int) -> KernelCode:
     return gather_words
 
 
-@kernel(F32P, F32P, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P, threads=RUN, blocks=BLOCKS)
-def wide_gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NARROW, runs: int = 1) -> KernelCode:
+def make_give_sums(n: int, n_peers: int, tiles: int, add: bool) -> DeviceFunction:
+    """A device function that adds the chains of a product with blocks of ``tiles`` tiles of 8 rows, and the residual if
+    ``add``, and stores and gives the sums:
+    ``give_sums(chains, n_chains, residual, out, rows, first, own, number, here, peers)``.
+
+    own: the columns of the product, which are those from ``first`` on of the rows.  A thread owns the results of a lane for a
+    tile of 16 columns and 8 rows.  Warps of all blocks have tiles in turn, so that blocks have equally many.
+    """
+    add_chains, give = make_add_chains(tiles), make_give(n_peers)
+
+    @device
+    def give_sums(chains, n_chains, residual, out, rows, first, own, number, here, peers):
+        sums = cuda.local.array(4, np.float32)
+        rest = cuda.local.array(4, np.float32)
+        lane, strips = I(cuda.threadIdx.x & 31), I((own + 15) >> 4)
+        # A strip: 16 columns of the rows of a block of the product.
+        count = I(I(u32(rows + 8 * tiles - 1) // u32(8 * tiles)) * strips * tiles)
+        blocks, block = I(cuda.gridDim.x * cuda.gridDim.y), I(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x)
+        i = I(I(cuda.threadIdx.x >> 5) * blocks + block)
+        while i < count:
+            strip = I(u32(i) // u32(tiles))
+            tile, above = I(i - strip * tiles), I(u32(strip) // u32(strips))
+            row = I(8 * I(above * tiles + tile) + 2 * (lane & 3))
+            column = I(16 * I(strip - above * strips) + (lane >> 2))
+            if add:
+                # In flight with the chains: not under the conditions of the stores, to which compilers would move them.
+                for e in range(4):
+                    t, c = min(I(row + (e & 1)), I(rows - 1)), min(I(column + 8 * (e >> 1)), I(own - 1))
+                    rest[e] = residual[I(t * own + c)]
+                cuda.syncwarp()
+            at = np.int64(strip) * (CHAINS * tiles * 128) + I(128 * tile + 4 * lane)
+            add_chains(advance(chains, at), n_chains, sums)
+            for e in range(4):
+                t, c = I(row + (e & 1)), I(column + 8 * (e >> 1))
+                if t < rows and c < own:
+                    x = sums[e] + rest[e] if add else sums[e]
+                    to = I(t * n + first + c)
+                    give(peers, to, x, number)
+                    # For kernels that take whole rows.
+                    give_packet(here, to, float_bits(x), number)
+                    out[I(t * own + c)] = x
+            i = I(i + WARPS * blocks)
+
+    return give_sums
+
+
+@kernel(
+    *(F32P, i32, F32P, F32P, F32P, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P),
+    threads=RUN,
+    blocks=BLOCKS,
+)
+def wide_gather_norm_quantize(
+    unit: int, n: int, n_peers: int, layout: int = NARROW, runs: int = 1, tiles: int = 0, add: bool = False
+) -> KernelCode:
     """The rows, normalized, as int8 with one scale per ``unit`` values; a block quantizes ``runs`` runs of 256 columns.
 
+    tiles: if not 0, ``part`` are chains that blocks of a product have shared, with as many tiles of 8 rows; the sums of
+    the first ``n_chains`` ones, and of the residual if ``add``, are given and stored in ``out``.  Then period = n.
     Grid: (ceil(n / (256 runs)), rows).
     """
     store, give, width = make_store(unit, layout), make_give(n_peers), norm_width.py_func(n)
+    give_sums = make_give_sums(n, n_peers, max(tiles, 1), add)
     n_x, n_tops = -(-n // width), WARPS * min(runs, 2)
     exact = n % width == 0 and width == NORM_CHAINS
 
     @cuda.jit
     def wide_gather_norm_quantize(
         part,
+        n_chains,
+        residual,
+        out,
         weight,
         eps,
         columns,
@@ -154,25 +217,28 @@ def wide_gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NAR
         numbers = cuda.local.array(n_x, np.uint32)
         values = cuda.local.array(runs, np.float32)
         factors = cuda.local.array(runs, np.float32)
+        peers = p0, p1, p2, p3, p4, p5, p6
         thread, t, begin = I(cuda.threadIdx.x), I(cuda.blockIdx.y), I(cuda.blockIdx.x * runs)
         i, row = I(begin * RUN + thread), I(t * n)
         for j in range(runs):
             values[j], factors[j] = f32(0.0), f32(0.0)
             if I(i + j * RUN) < n:
                 factors[j] = weight[I(i + j * RUN)]
-        own = I(I(n // period) * I(last - first))
-        if first < last:
-            wait_for_inputs()
-        # All loads before the first store.
-        for j in range(runs):
-            column = I(i + j * RUN)
-            if column < n and is_own(column, period, first, last):
-                values[j] = part[t * own + own_place(column, period, first, last)]
-        for j in range(runs):
-            column = I(i + j * RUN)
-            if column < n and is_own(column, period, first, last):
-                give((p0, p1, p2, p3, p4, p5, p6), I(row + column), values[j], number)
-                give_packet(here, I(row + column), float_bits(values[j]), number)
+        wait_for_inputs()
+        if tiles > 0:
+            give_sums(part, n_chains, residual, out, I(cuda.gridDim.y), first, I(last - first), number, here, peers)
+        else:
+            own = I(I(n // period) * I(last - first))
+            # All loads before the first store.
+            for j in range(runs):
+                column = I(i + j * RUN)
+                if column < n and is_own(column, period, first, last):
+                    values[j] = part[t * own + own_place(column, period, first, last)]
+            for j in range(runs):
+                column = I(i + j * RUN)
+                if column < n and is_own(column, period, first, last):
+                    give(peers, I(row + column), values[j], number)
+                    give_packet(here, I(row + column), float_bits(values[j]), number)
         left, missing = patience(polls, state) if polls > 0 else I(0), polls > 0
         while missing and left > 0:
             # All loads of a round are in flight at once.
@@ -197,8 +263,6 @@ def wide_gather_norm_quantize(unit: int, n: int, n_peers: int, layout: int = NAR
                     if k == I(begin + j):
                         values[j] = x
             r = inverse_root(fold256(total, chains), f32(n), eps)
-        wait_for_inputs()
-        if polls > 0:
             for j in range(runs):
                 run = I(begin + j)
                 if runs == 1 or I(run * RUN) < n:

@@ -236,7 +236,13 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "gather_norm_quantize": [(256, 4096, 1), (32, 96, 3), (256, 5120, 7)],
     "gather_quantize": [(256, "plain", 1), (256, "swiglu", 3), (32, "geglu", 7)],
     "gather_words": [(1,), (7,)],
-    "wide_gather_norm_quantize": [(256, 4096, 1, 8, 4), (32, 96, 3, 0, 1), (256, 5120, 7, 16, 16)],
+    "wide_gather_norm_quantize": [
+        (256, 4096, 1, 8, 4),
+        (32, 96, 3, 0, 1),
+        (256, 5120, 7, 16, 16),
+        (256, 4096, 1, 8, 4, 8, True),
+        (256, 5120, 7, 16, 16, 16, False),
+    ],
     "kda_conv": [(128, 4, False, True), (128, 4, True, True), (32, 3, False, False)],
     "kda_keep": [(False,), (True,)],
     "kda_scan": [(128, False), (128, True), (32, True)],
@@ -455,7 +461,6 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",), *((name,) for name in _FEW_BITS)],
     "matmul_chains": [(4,), (16,), (12,)],
-    "matmul_chains_give": [(8, 1), (16, 7)],
     "matmul_warpgroups": [
         ("Q4_K", 16, 2, False),
         ("Q6_K", 4, 4, True),

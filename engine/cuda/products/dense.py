@@ -10,7 +10,7 @@ from engine.cuda.products import quantize, warpgroup_chain, warpgroup_matmul, wi
 from engine.cuda.products.repack import TILE
 from engine.cuda.products.warpgroup_chain import TileShape
 from engine.cuda.rows import NARROW_ROWS
-from engine.cuda.runtime.recorder import Int8, Recorder
+from engine.cuda.runtime.recorder import Chains, Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, plain, quantized
 from engine.gguf.quants import CHAINS
@@ -218,7 +218,12 @@ def _multiply_tiles(
     if chains:
         kernel, grid = warpgroup_matmul.matmul_chains(shape.tiles), warpgroup_matmul.chains_grid(shape, rows, tiles[-1])
         n_chains = -(-units // -(-units // CHAINS))
-        recorder.launch(kernel, grid, 256, (chains, *written, n_chains, rows), **results(outputs))
+        added: tuple[Argument, ...] = chains, *written, n_chains, rows
+        if len(weights) == 1 and tiles[-1] == weights[0].tiles:
+            whole = Chains(chains, n_chains, shape.tiles, residual, outputs[0])
+            recorder.add_chains(kernel, grid, added, whole)
+        else:
+            recorder.launch(kernel, grid, 256, added, **results(outputs))
 
 
 def _matmul_floats(

@@ -42,6 +42,20 @@ class Added(NamedTuple):
     out: Tensor
 
 
+class Chains(NamedTuple):
+    """A product whose blocks have shared the chains of its result ``out`` (``engine/cuda/products/warpgroup_matmul.py``), to
+    which ``residual`` is added.
+
+    n_chains: the number of chains that have units; tiles: those of 8 activation rows in a block.
+    """
+
+    chains: Tensor
+    n_chains: int
+    tiles: int
+    residual: Tensor | None
+    out: Tensor
+
+
 class Recorder:
     """Records the launches of a pass instead of executing them.
 
@@ -54,7 +68,8 @@ class Recorder:
         self._pools = {role: Pool(device) for role in Role}
         self._pool = self._pools[Role.DECODE]
         self._launches: list[Launch] | None = None
-        self._added: Added | None = None
+        #: What the latest launch adds, if a later one may do that instead.
+        self._added: Added | Chains | None = None
         self._start: Callable[[Launch], None] | None = None
         #: The number of launches of the latest pass that were started while it was recorded.
         self.n_started = 0
@@ -186,12 +201,30 @@ class Recorder:
         self.launch(kernel, grid, block, (*added[:-1], columns, added.out), result=added.out)
         self._added = added
 
+    def add_chains(
+        self, kernel: Specialization, grid: tuple[int, ...], arguments: Sequence[Argument], chains: Chains
+    ) -> None:
+        """Record the launch that adds the chains of a single result.  They are kept alive until the next launch, which may
+        add them itself (:meth:`take_chains`)."""
+        self.launch(kernel, grid, 256, arguments, result=chains.out)
+        self._added = chains
+
     def take_added(self, y: Tensor) -> Added | None:
         """If y is the result of a sum that the previous launch computes, remove this launch and return the sum: the next
         launch must compute it.  Otherwise do nothing and return None."""
         added = self._added
+        return added if isinstance(added, Added) and self._remove_latest(y) else None
+
+    def take_chains(self, y: Tensor) -> Chains | None:
+        """As ``take_added``, if the previous launch adds the chains of y."""
+        chains = self._added
+        return chains if isinstance(chains, Chains) and self._remove_latest(y) else None
+
+    def _remove_latest(self, y: Tensor) -> bool:
+        """Remove the latest launch if y is what it adds; returns whether it is."""
+        added = self._added
         if added is None or (y.address, y.shape) != (added.out.address, added.out.shape):
-            return None
+            return False
         assert self._launches
         self._launches.pop()
-        return added
+        return True

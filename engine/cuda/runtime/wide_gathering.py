@@ -3,16 +3,16 @@ recorded.
 
 Passes of few rows use ``engine/cuda/runtime/gathering.py``, whose places and numbers work in the same way.  Here activations
 become int8 where they are, if no unit has columns of several owners, and the bytes come together: a fourth of the packets.
-The residual stream is given by the launch before that adds its chains, if there is one.
+The launch that normalizes the residual stream adds the chains of the product that computes it, if there are any.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.arrays import Role
 from engine.cuda import gather, wide_gather
-from engine.cuda.products import quantize, warpgroup_give
+from engine.cuda.products import quantize
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.gathering import WHAT, PacketGathering
 from engine.cuda.runtime.recorder import Int8, Recorder
@@ -50,20 +50,13 @@ def _runs_of(cut: Cut, rows: int, words: int = 1, columns: int = 1) -> _Runs:
     return _Runs(rows * cut.size // cut.period, words * cut.period // columns, own)
 
 
-class _ExchangeNumber(NamedTuple):
-    """The number of an exchange; is_given: whether the owners have given before a kernel takes."""
-
-    number: int
-    is_given: bool
-
-
 @dataclass
 class _WideExchange:
-    """Columns of all owners, and the exchanges that bring them together, one for each use of each owner."""
+    """Columns of all owners, and the numbers of the exchanges that bring them together, one for each use of each owner."""
 
     cut: Cut
     parts: Sequence[Tensor | Deferred]
-    numbers: list[_ExchangeNumber] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
 
 class _WideRows(Deferred):
@@ -83,12 +76,11 @@ class _WideRows(Deferred):
         """The shape of the value."""
         return self._part.shape[0], self._cut.size
 
-    def _number(self, of_columns: bool = False) -> _ExchangeNumber:
-        """That of the next exchange; of_columns: whether it is the only one of the columns as float32, which products may
-        give."""
+    def _number(self) -> int:
+        """That of the next exchange."""
         self._uses += 1
         if self._uses > len(self._exchange.numbers):
-            self._exchange.numbers.append(self._of.next(self._exchange if of_columns else None))
+            self._exchange.numbers.append(self._of.next())
         return self._exchange.numbers[self._uses - 1]
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
@@ -134,12 +126,20 @@ class _WideNormalizedRows(_WideRows):
         each = of.runs_of_block(rows, columns)
         if each > MOST_RUNS or columns > WORDS:
             return self._normalized(recorder).quantized(recorder, unit, layout)
-        number = self._number(of_columns=True)
-        part, to = plain(recorder, self._part), recorder.int8(unit, rows, columns, layout=layout)
-        places, packets = of.arguments(_runs_of(self._cut, rows), self._owner, number, columns)
-        kernel = wide_gather.wide_gather_norm_quantize(unit, columns, of.n_owners - 1, layout, each)
-        grid, arguments = (-(-columns // (quantize.RUN * each)), rows), (part, self._weight, self._eps)
-        recorder.launch(kernel, grid, quantize.RUN, (*arguments, *places, *packets, *to), **to.outputs())
+        part = plain(recorder, self._part)
+        given: tuple[Argument, ...] = part, 0, 0, 0
+        written: dict[str, Tensor] = {}
+        of_chains: tuple[int, ...] = ()
+        # Kept alive, since a block quantizes while others still add.
+        chains = recorder.take_chains(part) if self._cut.period == columns else None
+        if chains is not None:
+            given = chains.chains, chains.n_chains, chains.residual or 0, part
+            written, of_chains = {"result": part}, (chains.tiles, chains.residual is not None)
+        to = recorder.int8(unit, rows, columns, layout=layout)
+        places, packets = of.arguments(_runs_of(self._cut, rows), self._owner, self._number(), columns)
+        kernel = wide_gather.wide_gather_norm_quantize(unit, columns, of.n_owners - 1, layout, each, *of_chains)
+        grid, arguments = (-(-columns // (quantize.RUN * each)), rows), (*given, self._weight, self._eps)
+        recorder.launch(kernel, grid, quantize.RUN, (*arguments, *places, *packets, *to), **written, **to.outputs())
         return to
 
 
@@ -218,19 +218,10 @@ class WideGathering:
         """The most words of an exchange of the pass."""
         return WORDS * self._rows
 
-    def next(self, exchange: _WideExchange | None) -> _ExchangeNumber:
-        """The number of a further exchange.  If the latest launches compute all parts of ``exchange``, they give them."""
+    def next(self) -> int:
+        """The number of a further exchange."""
         self._latest += 1
-        number = self._latest
-        if exchange is None or exchange.cut.period != exchange.cut.size:
-            return _ExchangeNumber(number, False)
-        pairs = zip(self._recorders, exchange.parts, strict=True)
-        is_given = all(warpgroup_give.computes(recorder, part) for recorder, part in pairs)
-        if is_given:
-            for i, (recorder, (own, *_)) in enumerate(zip(self._recorders, exchange.cut.runs, strict=True)):
-                packets = self._packets_of(i, number)[: 1 + gather.PEERS]
-                warpgroup_give.give(recorder, self.n_owners - 1, (exchange.cut.size, own[0], number, *packets))
-        return _ExchangeNumber(number, is_given)
+        return self._latest
 
     def runs_of_block(self, rows: int, columns: int) -> int:
         """The runs of 256 columns that a block normalizes, a power of two, so that all blocks are resident."""
@@ -244,7 +235,7 @@ class WideGathering:
         recorder: Recorder,
         owner: int,
         runs: _Runs,
-        number: Callable[[], _ExchangeNumber],
+        number: Callable[[], int],
         part: Tensor,
         out: Tensor,
     ) -> None:
@@ -263,11 +254,11 @@ class WideGathering:
             recorder.launch(kernel, (x, y), quantize.RUN, (*given, *places, *packets, found), result=out)
 
     def arguments(
-        self, runs: _Runs, owner: int, number: _ExchangeNumber, n: int
+        self, runs: _Runs, owner: int, number: int, n: int
     ) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """Arguments of a launch that takes, and gives what is not given yet: ``gather.PLACES`` and ``gather.PACKETS``."""
-        own = (0, 0) if number.is_given else runs.own[owner]
-        return (n, runs.period, *own, number.number, gather.POLLS), self._packets_of(owner, number.number)
+        """Arguments of a launch that gives and takes: ``gather.PLACES`` and ``gather.PACKETS``."""
+        places = n, runs.period, *runs.own[owner], number, gather.POLLS
+        return places, self._packets_of(owner, number)
 
     def _packets_of(self, owner: int, number: int) -> tuple[int, ...]:
         """``gather.PACKETS`` of an owner."""

@@ -91,7 +91,7 @@ PLACE_OF_POLLS = {
     "gather_gated_norm_quantize": 9,
     "take_quantize": 2,
     "gather_words": 7,
-    "wide_gather_norm_quantize": 8,
+    "wide_gather_norm_quantize": 11,
 }
 """The places of the argument polls."""
 

@@ -22,6 +22,7 @@ from engine.cuda.products.warpgroup_matmul import chains_grid, matmul_chains
 from engine.cuda.runtime import gathering, wide_gathering
 from engine.cuda.runtime.gathering import PacketGathering
 from engine.cuda.runtime.plans import Plans
+from engine.cuda.runtime.recorder import Chains
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Gated, Normalized, quantized
 from engine.cuda.runtime.wide_gathering import WideGathering
@@ -129,17 +130,27 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
     check_owners(devices, found, wanted, read)
 
 
-def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch that adds chains gives the residual stream, and the next one normalizes what comes."""
-    monkeypatch.setattr(wide_gathering, "WORDS", 512)
-    recorders, cut = connected(WaitingDevice, 2), even_cut(512, 2)
-    assert cut is not None
+@pytest.mark.parametrize(
+    ("rows", "cut", "n_chains", "add"),
+    [
+        pytest.param(ROWS, even_cut(512, 2), 8, True, id="units of one owner"),
+        pytest.param(40, Cut((((0, 40),), ((40, 64),))), 5, False, id="blocks and tiles that are not full"),
+    ],
+)
+def test_chains_come_together(rows: int, cut: Cut, n_chains: int, add: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch that normalizes the residual stream also adds the chains of the product that computes it."""
+    monkeypatch.setattr(wide_gathering, "WORDS", cut.size)
+    monkeypatch.setattr(WaitingDevice, "multiprocessors", rows)
+    recorders, unit = connected(WaitingDevice, 2), 256 if rows == ROWS else 32
     of, random = WideGathering(PacketGathering(recorders), recorders), np.random.default_rng(5)
-    shape, devices = TileShape(4, 2, 4), [recorder.device for recorder in recorders]
+    shape, devices, blocks = TileShape(4, 2, 4), [recorder.device for recorder in recorders], -(-rows // 32)
+    strips = [-(-count // 16) for count in cut.counts]
     # Of each tile of 16 columns and 8 chains: tiles of 8 rows, and the lanes' four results.
-    chains = [random.standard_normal((16, 8, 4, 8, 4, 2, 2)).astype(np.float32) for _ in devices]
-    residual = [random.standard_normal((ROWS, 256)).astype(np.float32) for _ in devices]
-    weight = random.standard_normal(512).astype(np.float32)
+    chains = [random.standard_normal((blocks, n, 8, 4, 8, 4, 2, 2)).astype(np.float32) for n in strips]
+    for own in chains:
+        own[:, :, n_chains:] = np.nan
+    residual = [random.standard_normal((rows, count)).astype(np.float32) for count in cut.counts]
+    weight = random.standard_normal(cut.size).astype(np.float32)
     given = [
         [uploaded(d, x) for x in each] for d, each in zip(devices, zip(chains, residual, strict=True), strict=True)
     ]
@@ -148,23 +159,26 @@ def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[Tensor] = []
 
     def forward() -> Tensor:
-        of.begin(ROWS)
+        of.begin(rows)
         with recorders[0].together(recorders[1:]):
-            of.arrays(weights_as_rows, cut)  # opens the pass
-            for recorder, (own, rest) in zip(recorders, given, strict=True):
-                out = recorder.empty((ROWS, 256))
-                arguments = (own, out, out, out, rest, 1, 16, 16, 16, 256, 0, 0, 8, ROWS)
-                recorder.launch(matmul_chains(4), chains_grid(shape, ROWS, 16), 256, arguments, result=out)
+            of.arrays(first, cut)  # opens the pass
+            for recorder, (own, rest), n, count in zip(recorders, given, strips, cut.counts, strict=True):
+                out, added = recorder.empty((rows, count)), rest if add else None
+                arguments = (own, out, out, out, added or 0, add, n, n, n, count, 0, 0, n_chains, rows)
+                grid = chains_grid(shape, rows, n)
+                recorder.add_chains(matmul_chains(4), grid, arguments, Chains(own, n_chains, 4, added, out))
                 parts.append(out)
             values = of.normalized(parts, cut, weights, 1e-5)
             pairs = zip(recorders, values, strict=True)
-            found.extend(quantized(recorder, x, 256, layout=4) for recorder, x in pairs)
+            found.extend(quantized(recorder, x, unit, layout=4 if unit == 256 else None) for recorder, x in pairs)
         return parts[0]
 
-    weights_as_rows = [uploaded(device, weight[:256].reshape(1, 256)) for device in devices]
+    first = [
+        uploaded(device, weight[:count].reshape(1, count)) for device, count in zip(devices, cut.counts, strict=True)
+    ]
     plan = recorders[0].record(forward)
     names = [launch.kernel.kernel.name for launch in plan.launches if launch.device == 0]
-    assert names[-2:] == ["matmul_chains_give", "wide_gather_norm_quantize"]
+    assert names[-1] == "wide_gather_norm_quantize" and "matmul_chains" not in names
     plans = Plans(devices[0], recorders[0])
     plans.capture(plan)
     plans.start_whole(plan)
@@ -172,26 +186,30 @@ def test_a_product_gives_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
         device.synchronize()
     sums = []
     for own, rest in zip(chains, residual, strict=True):
-        total = np.zeros((16, 4, 8, 4, 2, 2), np.float32)
-        for c in range(8):
-            total += own[:, c]
-        rows = total.transpose(1, 3, 5, 0, 4, 2).reshape(32, 256)[:ROWS]
-        sums.append(rows + rest)
+        total = np.zeros_like(own[:, :, 0])
+        for c in range(n_chains):
+            total += own[:, :, c]
+        whole_tiles = total.transpose(0, 2, 4, 6, 1, 5, 3).reshape(32 * blocks, -1)[:rows, : rest.shape[1]]
+        sums.append(whole_tiles + rest if add else whole_tiles)
     for device, part, want in zip(devices, parts, sums, strict=True):
         assert device.read(part.address, part.shape, part.dtype).tobytes() == want.tobytes()
     whole = uploaded(devices[0], np.concatenate(sums, axis=1))
     expected: list[Any] = []
 
     def single() -> Tensor:
-        expected.append(quantized(recorders[0], Normalized(whole, weights[0], 1e-5), 256, layout=4))
+        layout = 4 if unit == 256 else None
+        expected.append(quantized(recorders[0], Normalized(whole, weights[0], 1e-5), unit, layout=layout))
         return whole
 
     alone = recorders[0].record(single)
     plans.capture(alone)
     plans.start_whole(alone)
-    wanted = [rows_of(devices[0].read(x.q.address, x.q.shape, x.q.dtype), 2, 4) for x in expected]
-    for device, x in zip(devices, found, strict=True):
-        assert rows_of(device.read(x.q.address, x.q.shape, x.q.dtype), 2, 4) == wanted[0]
+
+    def read(value: Any, device: Any) -> list[bytes]:
+        words = [device.read(x.address, x.shape, x.dtype) for x in value]
+        return rows_of(words[0], 2, 4) if unit == 256 else [x.tobytes() for x in words]
+
+    check_owners(devices, [found], [read(x, devices[0]) for x in expected], read)
 
 
 @pytest.mark.thorough
