@@ -202,9 +202,10 @@ def make_add_chains(tiles: int) -> DeviceFunction:
     @device
     def add_chains(own, n_chains, values):
         given = cuda.local.array((CHAINS, 4), np.uint32)
+        # All loads are in flight at once, none under a condition: the last chain takes the place of those without units.
         for c in range(CHAINS):
-            if c < n_chains:
-                given[c, 0], given[c, 1], given[c, 2], given[c, 3] = load4(own, 128 * tiles * c)
+            at = I(128 * tiles * min(I(c), I(n_chains - 1)))
+            given[c, 0], given[c, 1], given[c, 2], given[c, 3] = load4(own, at)
         for k in range(4):
             total = f32(0.0)
             for c in range(CHAINS):
