@@ -33,6 +33,7 @@ from engine.cuda.intrinsics import (
     fma,
     give_packet,
     inverse_root,
+    lane_xor,
     let_next_begin,
     load_packet,
     pointer,
@@ -117,6 +118,19 @@ def gather_words(n_peers: int) -> KernelCode:
     return gather_words
 
 
+@device
+def transpose(x, lane):
+    """Exchange x[e] of lane 4 g + q for x[q] of lane 4 g + e; x: float32 [4].  All lanes of a warp call it."""
+    for k in range(2):
+        odd = I(lane & I(1 << k)) != 0
+        for j in range(2):
+            low = 2 * j if k == 0 else j
+            high = low + (1 << k)
+            a, b = x[low], x[high]
+            found = lane_xor(a if odd else b, I(1 << k))
+            x[low], x[high] = found if odd else a, b if odd else found
+
+
 def make_give_sums(n: int, n_peers: int, tiles: int, add: bool) -> DeviceFunction:
     """A device function that adds the chains of a product with blocks of ``tiles`` tiles of 8 rows, and the residual if
     ``add``, and stores and gives the sums:
@@ -139,25 +153,27 @@ def make_give_sums(n: int, n_peers: int, tiles: int, add: bool) -> DeviceFunctio
         while i < count:
             strip = I(u32(i) // u32(tiles))
             tile, above = I(i - strip * tiles), I(u32(strip) // u32(strips))
-            row = I(8 * I(above * tiles + tile) + 2 * (lane & 3))
-            column = I(16 * I(strip - above * strips) + (lane >> 2))
+            # A lane has two columns of two rows, and gives one column of four rows: so a warp stores the packets of 16
+            # columns of a row at once, a whole line of 128 bytes.
+            row = I(8 * I(above * tiles + tile) + (lane & 1))
+            column = I(I(16 * I(strip - above * strips) + (lane >> 2)) + 4 * (lane & 2))
             if add:
                 # In flight with the chains: not under the conditions of the stores, to which compilers would move them.
                 for e in range(4):
-                    t, c = min(I(row + (e & 1)), I(rows - 1)), min(I(column + 8 * (e >> 1)), I(own - 1))
-                    rest[e] = residual[I(t * own + c)]
+                    rest[e] = residual[I(min(I(row + 2 * e), I(rows - 1)) * own + min(column, I(own - 1)))]
                 cuda.syncwarp()
             at = np.int64(strip) * (CHAINS * tiles * 128) + I(128 * tile + 4 * lane)
             add_chains(advance(chains, at), n_chains, sums)
+            transpose(sums, lane)
             for e in range(4):
-                t, c = I(row + (e & 1)), I(column + 8 * (e >> 1))
-                if t < rows and c < own:
+                t = I(row + 2 * e)
+                if t < rows and column < own:
                     x = sums[e] + rest[e] if add else sums[e]
-                    to = I(t * n + first + c)
+                    to = I(t * n + first + column)
                     give(peers, to, x, number)
                     # For kernels that take whole rows.
                     give_packet(here, to, float_bits(x), number)
-                    out[I(t * own + c)] = x
+                    out[I(t * own + column)] = x
             i = I(i + WARPS * blocks)
 
     return give_sums
