@@ -2,50 +2,53 @@
 
     give:  packet[i] of every other owner = (x[i], number), for the words i that this owner has
     take:  wait until packet[i] of this owner has the number; x[i] is its value, for all other words
-Formula: none, bits are copied; then those of ``engine/cuda/products/quantize.py`` and ``engine/cuda/rms_norm.py``.
-Shapes: part uint32 [runs, last - first] and out uint32 [runs, period], words of float32 rows, or of rows that are int8 in
-    blocks, or float32 part [rows, own columns] of rows that are normalized; packets, state, alarm as in
-    ``engine/cuda/gather.py``; q, d, sums as in ``engine/cuda/products/quantize.py``.  Instead of the part of rows that are
-    normalized, chains of the product that computes it, as in ``engine/cuda/products/warpgroup_matmul.py``.
-    An owner has the words first to last - 1 of each run of ``period`` ones.
+Formula: none, bits are copied; then those of ``engine/cuda/products/quantize.py``.
+Shapes: part uint32 [runs, last - first] and out uint32 [runs, period], words of float32 rows; packets, state, alarm as in
+    ``engine/cuda/gather.py``.  An owner has the words first to last - 1 of each run of ``period`` ones.
+    In ``wide_gather_quantize`` gate, up float32 [rows, own columns], and out is q in a layout of ``quantize.BLOCKS``, whose
+    words are exchanged.
 Who owns what: in ``gather_words`` a thread gives, and takes, up to ``AT_ONCE`` words of a run at a time, with those of the
-    other blocks of the run between them, for every so manieth run.  In ``wide_gather_norm_quantize`` a block quantizes some
-    runs of 256 columns of a row, and takes all of the row, for its sum of squares.  It gives the own ones of these columns;
-    or, if it adds their chains, those of an equal share of the tiles of 16 columns and 8 rows, of any rows.
-Reduction order: those of ``engine/cuda/products/matmul.py`` and ``engine/cuda/rms_norm.py``.
+    other blocks of the run between them, for every so manieth run.  In ``wide_gather_quantize`` a block quantizes and gives
+    256 columns of 8 rows, and the first blocks take like this.
+Reduction order: none.
 Bytes moved: 8 per own word and other owner over the links, 4 times less for rows that are int8; 8 per word of other owners,
-    read again until it has come; chains once, 32 per own word, and 8 for the residual stream.
+    read again until it has come.
 
-As in passes of few rows, all blocks of a launch are resident at the same time.  A block takes packets after it has given all
-of its own.
+As in passes of few rows, all blocks that wait are resident at the same time, and a block takes packets after it has given all
+of its own.  Blocks that only give may be more than fit: they begin where others have ended, since those that take leave room,
+and the product that follows finds room beside those that take.  ``engine/cuda/wide_gather_norm.py`` brings rows together that
+are normalized.
 """
 
 import numpy as np
 from numba import cuda
 
-from engine.cpu.rms_norm import NORM_CHAINS, norm_width
-from engine.cuda.fold import fold256
-from engine.cuda.gather import BLOCKS, PACKETS, PLACES, expire, is_own, make_give, own_place, patience
+from engine.cuda.gather import BLOCKS, PACKETS, PLACES, expire, patience
 from engine.cuda.intrinsics import (
-    advance,
+    ACTIVATIONS,
     bits_float,
-    float_bits,
-    fma,
     give_packet,
-    inverse_root,
-    lane_xor,
     let_next_begin,
+    load4,
     load_packet,
     pointer,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
+from engine.cuda.products.quantize import (
+    ALIGNED,
+    RUN,
+    TILE_SCALES_AT,
+    TILE_SUMS_AT,
+    TILE_WORDS,
+    block_parts,
+    quantize_row,
+)
 from engine.cuda.products.unpack import device
-from engine.cuda.products.warpgroup_matmul import make_add_chains
-from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
+from engine.cuda.products.warpgroup_chain import TARGET
+from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.gguf.quants import CHAINS
+from engine.ops.activation import KINDS
 
 AT_ONCE = 4
 """Words that a thread has in flight at a time."""
@@ -53,6 +56,37 @@ AT_ONCE = 4
 f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
+
+
+@device
+def take_words(begin, apart, run, runs_apart, runs, period, first, last, number, polls, here, state, alarm, out):
+    """Store the words of other owners in out as soon as they have come: of every so manieth run, those from ``begin`` on that
+    are ``apart``."""
+    words = cuda.local.array(AT_ONCE, np.uint32)
+    numbers = cuda.local.array(AT_ONCE, np.uint32)
+    own, others, most = I(last - first), I(period - I(last - first)), patience(polls, state)
+    while run < runs:
+        to, i = I(run * period), begin
+        while i < others:
+            left, missing = most, True
+            while missing and left > 0:
+                # All loads of a round are in flight at once.
+                for k in range(AT_ONCE):
+                    column = min(I(i + k * apart), I(others - 1))
+                    words[k], numbers[k] = load_packet(here, I(to + column + (own if column >= first else I(0))))
+                missing = False
+                for k in range(AT_ONCE):
+                    missing = missing or I(numbers[k]) != number
+                left = I(left - 1)
+            if missing:
+                most = I(1)
+                expire(state, alarm)
+            for k in range(AT_ONCE):
+                column = I(i + k * apart)
+                if column < others:
+                    out[I(to + column + (own if column >= first else I(0)))] = words[k]
+            i = I(i + AT_ONCE * apart)
+        run = I(run + runs_apart)
 
 
 @kernel(U32P, i32, *PLACES, *PACKETS, U32P, threads=RUN, blocks=BLOCKS)
@@ -65,9 +99,8 @@ def gather_words(n_peers: int) -> KernelCode:
     ):
         let_next_begin()
         words = cuda.local.array(AT_ONCE, np.uint32)
-        numbers = cuda.local.array(AT_ONCE, np.uint32)
         peers = (p0, p1, p2, p3, p4, p5, p6)
-        own, others = I(last - first), I(period - I(last - first))
+        own = I(last - first)
         apart, begin = I(cuda.gridDim.x * RUN), I(cuda.blockIdx.x * RUN + cuda.threadIdx.x)
         wait_for_inputs()
         run = I(cuda.blockIdx.y)
@@ -88,202 +121,108 @@ def gather_words(n_peers: int) -> KernelCode:
                 i = I(i + AT_ONCE * apart)
             run = I(run + cuda.gridDim.y)
         if polls > 0:
-            most = patience(polls, state)
-            run = I(cuda.blockIdx.y)
-            while run < runs:
-                to, i = I(run * period), begin
-                while i < others:
-                    left, missing = most, True
-                    while missing and left > 0:
-                        # All loads of a round are in flight at once.
-                        for k in range(AT_ONCE):
-                            column = min(I(i + k * apart), I(others - 1))
-                            words[k], numbers[k] = load_packet(
-                                here, I(to + column + (own if column >= first else I(0)))
-                            )
-                        missing = False
-                        for k in range(AT_ONCE):
-                            missing = missing or I(numbers[k]) != number
-                        left = I(left - 1)
-                    if missing:
-                        most = I(1)
-                        expire(state, alarm)
-                    for k in range(AT_ONCE):
-                        column = I(i + k * apart)
-                        if column < others:
-                            out[I(to + column + (own if column >= first else I(0)))] = words[k]
-                    i = I(i + AT_ONCE * apart)
-                run = I(run + cuda.gridDim.y)
+            run, step = I(cuda.blockIdx.y), I(cuda.gridDim.y)
+            take_words(begin, apart, run, step, runs, period, first, last, number, polls, here, state, alarm, out)
 
     return gather_words
 
 
-@device
-def transpose(x, lane):
-    """Exchange x[e] of lane 4 g + q for x[q] of lane 4 g + e; x: float32 [4].  All lanes of a warp call it."""
-    for k in range(2):
-        odd = I(lane & I(1 << k)) != 0
-        for j in range(2):
-            low = 2 * j if k == 0 else j
-            high = low + (1 << k)
-            a, b = x[low], x[high]
-            found = lane_xor(a if odd else b, I(1 << k))
-            x[low], x[high] = found if odd else a, b if odd else found
-
-
-def make_give_sums(n: int, n_peers: int, tiles: int, add: bool) -> DeviceFunction:
-    """A device function that adds the chains of a product with blocks of ``tiles`` tiles of 8 rows, and the residual if
-    ``add``, and stores and gives the sums:
-    ``give_sums(chains, n_chains, residual, out, rows, first, own, number, here, peers)``.
-
-    own: the columns of the product, which are those from ``first`` on of the rows.  A thread owns the results of a lane for a
-    tile of 16 columns and 8 rows.  Warps of all blocks have tiles in turn, so that blocks have equally many.
-    """
-    add_chains, give = make_add_chains(tiles), make_give(n_peers)
+def make_put(n_peers: int) -> DeviceFunction:
+    """The device function ``put((out, peers, number), at, word)``: out[at] = word, which is given to the other owners."""
 
     @device
-    def give_sums(chains, n_chains, residual, out, rows, first, own, number, here, peers):
-        sums = cuda.local.array(4, np.float32)
-        rest = cuda.local.array(4, np.float32)
-        lane, strips = I(cuda.threadIdx.x & 31), I((own + 15) >> 4)
-        # A strip: 16 columns of the rows of a block of the product.
-        count = I(I(u32(rows + 8 * tiles - 1) // u32(8 * tiles)) * strips * tiles)
-        blocks, block = I(cuda.gridDim.x * cuda.gridDim.y), I(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x)
-        i = I(I(cuda.threadIdx.x >> 5) * blocks + block)
-        while i < count:
-            strip = I(u32(i) // u32(tiles))
-            tile, above = I(i - strip * tiles), I(u32(strip) // u32(strips))
-            # A lane has two columns of two rows, and gives one column of four rows: so a warp stores the packets of 16
-            # columns of a row at once, a whole line of 128 bytes.
-            row = I(8 * I(above * tiles + tile) + (lane & 1))
-            column = I(I(16 * I(strip - above * strips) + (lane >> 2)) + 4 * (lane & 2))
-            if add:
-                # In flight with the chains: not under the conditions of the stores, to which compilers would move them.
-                for e in range(4):
-                    rest[e] = residual[I(min(I(row + 2 * e), I(rows - 1)) * own + min(column, I(own - 1)))]
-                cuda.syncwarp()
-            at = np.int64(strip) * (CHAINS * tiles * 128) + I(128 * tile + 4 * lane)
-            add_chains(advance(chains, at), n_chains, sums)
-            transpose(sums, lane)
-            for e in range(4):
-                t = I(row + 2 * e)
-                if t < rows and column < own:
-                    x = sums[e] + rest[e] if add else sums[e]
-                    to = I(t * n + first + column)
-                    give(peers, to, x, number)
-                    # For kernels that take whole rows.
-                    give_packet(here, to, float_bits(x), number)
-                    out[I(t * own + column)] = x
-            i = I(i + WARPS * blocks)
+    def put(to, at, word):
+        out, peers, number = to
+        out[at] = u32(word)
+        for k in range(n_peers):
+            give_packet(peers[k], at, I(word), number)
 
-    return give_sums
+    return put
 
 
-@kernel(
-    *(F32P, i32, F32P, F32P, F32P, f32_t, *PLACES, *PACKETS, U32P, F32P, U16P),
-    threads=RUN,
-    blocks=BLOCKS,
-)
-def wide_gather_norm_quantize(
-    unit: int, n: int, n_peers: int, layout: int = NARROW, runs: int = 1, tiles: int = 0, add: bool = False
-) -> KernelCode:
-    """The rows, normalized, as int8 with one scale per ``unit`` values; a block quantizes ``runs`` runs of 256 columns.
+@device
+def own_unit(run, period, first, last):
+    """The number, among the units of all owners, of unit ``run`` of this owner."""
+    own = I(last - first)
+    return I(I(run // own) * period + first + I(run % own))
 
-    tiles: if not 0, ``part`` are chains that blocks of a product have shared, with as many tiles of 8 rows; the sums of
-    the first ``n_chains`` ones, and of the residual if ``add``, are given and stored in ``out``.  Then period = n.
-    Grid: (ceil(n / (256 runs)), rows).
+
+def make_take(layout: int) -> DeviceFunction:
+    """The device function ``take(blocks, takers, n, period, first, last, number, polls, here, state, alarm, out)``: the first
+    ``takers`` blocks of the grid take what other owners give, in a layout of ``quantize.BLOCKS``; blocks: those of rows; n,
+    period, first, last: columns / 256."""
+    words = block_parts(layout)[2]
+
+    @device
+    def take(blocks, takers, n, period, first, last, number, polls, here, state, alarm, out):
+        block = I(cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x)
+        if polls > 0 and block < takers:
+            begin, apart, runs = I(block * RUN + cuda.threadIdx.x), I(takers * RUN), I(blocks * I(n // period))
+            period, first, last = I(period * words), I(first * words), I(last * words)
+            take_words(begin, apart, I(0), I(1), runs, period, first, last, number, polls, here, state, alarm, out)
+
+    return take
+
+
+@kernel(F32P, F32P, i32, *[f32_t] * 4, i32, *PLACES, *PACKETS, U32P, threads=RUN, blocks=2 * BLOCKS, target=TARGET)
+def wide_gather_quantize(source: str, layout: int, n_peers: int) -> KernelCode:
+    """The rows as int8 in a layout of ``quantize.BLOCKS``.  The own columns are ``source``(gate, up), as in ``quantize``; n,
+    period, first and last count runs of 256 columns, and none has columns of several owners.
+
+    takers: the number of blocks that take what others give.  Rows behind the last one of a block of rows are zeros.
+    A warp quantizes a run of 256 columns, four neighbouring ones and four more for each lane.
+    Grid: (tiles of all blocks of rows, own columns / 256).
     """
-    store, give, width = make_store(unit, layout), make_give(n_peers), norm_width.py_func(n)
-    give_sums = make_give_sums(n, n_peers, max(tiles, 1), add)
-    n_x, n_tops = -(-n // width), WARPS * min(runs, 2)
-    exact = n % width == 0 and width == NORM_CHAINS
+    put, take = make_put(n_peers), make_take(layout)
+    plain, gated = source == "plain", source != "plain" and KINDS[source][0]
+    of = ACTIVATIONS.get(source)
+    scales_at, sums_at, block_words = block_parts(layout)
 
     @cuda.jit
-    def wide_gather_norm_quantize(
-        part,
-        n_chains,
-        residual,
-        out,
-        weight,
-        eps,
-        columns,
-        period,
-        first,
-        last,
-        number,
-        polls,
-        here,
-        p0,
-        p1,
-        p2,
-        p3,
-        p4,
-        p5,
-        p6,
-        state,
-        alarm,
-        q,
-        d,
-        sums,
-    ):
+    def wide_gather_quantize(
+        gate, up, rows, a0, a1, a2, a3, takers, n, period, first, last, number, polls, here, p0, p1, p2, p3, p4, p5, p6,
+        state, alarm, out,
+    ):  # fmt: skip
         let_next_begin()
-        chains = cuda.shared.array(NORM_CHAINS, np.float32)
-        tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
-        words = cuda.local.array(n_x, np.uint32)
-        numbers = cuda.local.array(n_x, np.uint32)
-        values = cuda.local.array(runs, np.float32)
-        factors = cuda.local.array(runs, np.float32)
-        peers = p0, p1, p2, p3, p4, p5, p6
-        thread, t, begin = I(cuda.threadIdx.x), I(cuda.blockIdx.y), I(cuda.blockIdx.x * runs)
-        i, row = I(begin * RUN + thread), I(t * n)
-        for j in range(runs):
-            values[j], factors[j] = f32(0.0), f32(0.0)
-            if I(i + j * RUN) < n:
-                factors[j] = weight[I(i + j * RUN)]
+        words = pointer(cuda.shared.array(TILE_WORDS, np.uint32, ALIGNED))
+        values = cuda.local.array(8, np.float32)
+        gates = cuda.local.array(8, np.float32)
+        # The masks tell the compiler that nothing is negative.
+        thread, tile, run = I(cuda.threadIdx.x & (RUN - 1)), I(cuda.blockIdx.x & 0xFFFF), I(cuda.blockIdx.y & 0xFFFF)
+        c, lane = I(thread >> 5), I(thread & 31)
+        t = I(8 * tile + c)
+        i = I(I(I(t * I(cuda.gridDim.y)) + run) * RUN + 4 * lane)
         wait_for_inputs()
-        if tiles > 0:
-            give_sums(part, n_chains, residual, out, I(cuda.gridDim.y), first, I(last - first), number, here, peers)
-        else:
-            own = I(I(n // period) * I(last - first))
-            # All loads before the first store.
-            for j in range(runs):
-                column = I(i + j * RUN)
-                if column < n and is_own(column, period, first, last):
-                    values[j] = part[t * own + own_place(column, period, first, last)]
-            for j in range(runs):
-                column = I(i + j * RUN)
-                if column < n and is_own(column, period, first, last):
-                    give(peers, I(row + column), values[j], number)
-                    give_packet(here, I(row + column), float_bits(values[j]), number)
-        left, missing = patience(polls, state) if polls > 0 else I(0), polls > 0
-        while missing and left > 0:
-            # All loads of a round are in flight at once.
-            for k in range(n_x):
-                j = I(thread + k * width)
-                words[k], numbers[k] = load_packet(here, I(row + j) if exact or (thread < width and j < n) else row)
-            missing = False
-            for k in range(n_x):
-                missing = missing or I(numbers[k]) != number
-            left = I(left - 1)
-        if missing:
-            expire(state, alarm)
-        r = f32(0.0)
-        if polls > 0:
-            total = f32(0.0)
-            for k in range(n_x):
-                x = bits_float(I(words[k]))
-                if not exact and (thread >= width or I(thread + k * width) >= n):
-                    x = f32(0.0)
-                total = fma(x, x, total)
-                for j in range(runs):
-                    if k == I(begin + j):
-                        values[j] = x
-            r = inverse_root(fold256(total, chains), f32(n), eps)
-            for j in range(runs):
-                run = I(begin + j)
-                if runs == 1 or I(run * RUN) < n:
-                    # Slow warps may still read what they have found in the run before.
-                    own_tops = advance(tops, WARPS * (j & 1))
-                    store(values[j] * r * factors[j], I(i + j * RUN) < n, t, run, n, own_tops, q, d, sums)
+        for k in range(8):
+            values[k], gates[k] = f32(0.0), f32(0.0)
+        if t < rows:
+            for h in range(2):
+                four = load4(up, I(i + 128 * h))
+                for e in range(4):
+                    values[4 * h + e] = bits_float(I(four[e]))
+                if gated:
+                    four = load4(gate, I(i + 128 * h))
+                    for e in range(4):
+                        gates[4 * h + e] = bits_float(I(four[e]))
+            if not plain:
+                for k in range(8):
+                    values[k] = of(gates[k], values[k], a0, a1, a2, a3)
+        quantize_row(values, c, words)
+        cuda.syncthreads()
+        block = I(tile // layout)
+        of_block, base = I(tile - block * layout), I(I(block * n + own_unit(run, period, first, last)) * block_words)
+        to = out, (p0, p1, p2, p3, p4, p5, p6), number
+        # Neighbouring threads give neighbouring words: integers, then scales and sums.
+        for k in range(3):
+            place = I(RUN * k + thread)
+            at = I(base + of_block * TILE_SCALES_AT + place)
+            if place >= TILE_SUMS_AT:
+                at = I(base + sums_at + of_block * (TILE_WORDS - TILE_SUMS_AT) + I(place - TILE_SUMS_AT))
+            elif place >= TILE_SCALES_AT:
+                at = I(base + scales_at + of_block * 8 + I(place - TILE_SCALES_AT))
+            if place < TILE_WORDS:
+                put(to, at, words[place])
+        blocks = I(I(cuda.gridDim.x & 0xFFFF) // layout)
+        take(blocks, takers, n, period, first, last, number, polls, here, state, alarm, out)
 
-    return wide_gather_norm_quantize
+    return wide_gather_quantize

@@ -115,6 +115,8 @@ def test_many_users(name: str, on: str, tmp_path: Path, monkeypatch: pytest.Monk
     # Those of layers without experts also add the chains of products.
     of_chains = any(kernel.constants[5:] for kernel in kernels_of(llm, N_USERS, "wide_gather_norm_quantize"))
     assert not waits or name == "mixture" or of_chains
+    if name == "whole units":
+        assert all(launched(llm, N_USERS, f"wide_gather_{kind}quantize") is waits for kind in ("", "combine_"))
 
 
 def on_one_gpu(given: dict[str, Any], waits: bool, monkeypatch: pytest.MonkeyPatch) -> engine.LLM:

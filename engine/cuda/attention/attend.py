@@ -27,7 +27,7 @@ from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, combin
 from engine.cuda.attention.join import join_chunks
 from engine.cuda.attention.sight import sight
 from engine.cuda.attention.weigh import make_weigh
-from engine.cuda.gather_heads import gather_combine_quantize
+from engine.cuda.gather_heads import gather_combine_quantize, wide_gather_combine_quantize
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -117,6 +117,11 @@ class Geometry:
         """The kernel that joins chunks, or groups, of own heads, takes packets with those of ``n_peers`` other owners, and
         quantizes: grid (ceil(columns of all heads / 256), rows), blocks of 256 threads."""
         return gather_combine_quantize(unit, n_peers, layout, *self._kinds, *self.of_spans)
+
+    def given(self, layout: int, n_peers: int) -> Specialization:
+        """The kernel that joins chunks, or groups, of own heads of many rows, quantizes, and brings the heads of ``n_peers +
+        1`` owners together."""
+        return wide_gather_combine_quantize(layout, n_peers, *self._kinds, *self.of_spans)
 
     @property
     def _kinds(self) -> tuple[Constant, ...]:

@@ -89,17 +89,71 @@ def block_parts(tiles: int) -> tuple[int, int, int]:
     return 512 * tiles, 520 * tiles, 584 * tiles
 
 
+TILE_SCALES_AT, TILE_SUMS_AT, TILE_WORDS = block_parts(1)
+"""The parts of a single tile."""
+
 BLOCK_TILES = BLOCKS[-1]
 BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_WORDS = block_parts(BLOCK_TILES)
 """The parts of the largest blocks."""
 
 
-def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
+@device
+def unit_scale(bits):
+    """(amax, 127 / amax) of a unit, with the bits of amax given; zeros if it counts as zero."""
+    amax = bits_float(bits)
+    inverse = f32(127.0) / amax
+    if amax < TINY:
+        amax = f32(0.0)
+        inverse = f32(0.0)
+    return amax, inverse
+
+
+@device
+def quantize_row(values, c, words):
+    """Quantize a unit of 256 with one warp, as row c of a tile.
+
+    values: float32 [8], element 4 h + e the position 128 h + 4 lane + e; words: of the tile, a block of a single one in the
+    layouts of ``BLOCKS``, in shared memory.
+    """
+    lane, bits = I(cuda.threadIdx.x & 31), I(0)
+    for k in range(8):
+        bits = max(bits, I(float_bits(values[k]) & I(0x7FFFFFFF)))
+    amax, inverse = unit_scale(lanes_max(bits))
+    for h in range(2):
+        word, total = I(0), I(0)
+        for e in range(4):
+            value = round_product(values[4 * h + e], inverse)
+            word = I(word | I(I(value & I(255)) << I(8 * e)))
+            total = I(total + value)
+        total = I(total + lane_xor_int(total, I(1)))
+        total = I(total + lane_xor_int(total, I(2)))
+        following = lane_xor_int(total, I(4))
+        words[I(256 * h + I(lane >> 2) * 32 + I(4 * c) + I(lane & 3))] = u32(word)
+        if lane & 7 == 0:
+            words[I(TILE_SUMS_AT + 32 * h + I(4 * c) + I(lane >> 3))] = two_sums(total, following)
+    if lane == 0:
+        words[I(TILE_SCALES_AT + c)] = u32(float_bits(amax / f32(127.0)))
+
+
+@device
+def two_sums(low, high):
+    """Two sums as float16, in one word."""
+    return u32(float_to_half(f32(low))) | u32(u32(float_to_half(f32(high))) << u32(16))
+
+
+@device
+def write_word(q, at, word):
+    """q[at] = word."""
+    q[at] = u32(word)
+
+
+def make_store(unit: int, layout: int = NARROW, put: DeviceFunction = write_word) -> DeviceFunction:
     """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize the positions from 256 run of row
     t, with x the thread's element; all threads of the block call it.
 
     inside: whether the position exists, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
-    bits; layout: of units of 256.
+    bits; layout: of units of 256; put: in a layout of ``BLOCKS``, ``put(q, at, word)`` stores each word, so that q may be
+    whatever it takes, and d and sums are not used.
     """
     together = unit // 32  # warps of a unit
     wide, blocks, tiles = layout == WIDE, layout in BLOCKS, max(layout, 1)
@@ -120,11 +174,7 @@ def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
             cuda.syncthreads()
             for k in range(together):
                 bits = max(bits, tops[k if unit == RUN else I(warp & -together) + k])
-        amax = bits_float(bits)
-        inverse = f32(127.0) / amax
-        if amax < TINY:
-            amax = f32(0.0)
-            inverse = f32(0.0)
+        amax, inverse = unit_scale(bits)
         value = round_product(x, inverse)
         word = I(I(value & I(255)) << I(8 * (lane & 3)))
         word = I(word | lane_xor_int(word, I(1)))
@@ -140,12 +190,12 @@ def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
             own = I(n - block * tiles)
             base = I(I(block * units + run) * block_words)
             if lane & 3 == 0:
-                q[base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i)] = u32(word)
-            if lane & 15 == 0:
-                at = I(I(base + sums_at) + I(own * 64 + (warp >> 2) * 32 + column * 4))
-                sums[2 * at + I(2 * (warp & 3) + half)] = float_to_half(f32(sum16))
+                put(q, base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i), word)
+            if lane == 0:
+                at = I(I(base + sums_at) + I(own * 64 + (warp >> 2) * 32 + column * 4 + (warp & 3)))
+                put(q, at, two_sums(sum16, I(sum32 - sum16)))
             if thread == 0:
-                d[base + I(scales_at + own * 8 + column)] = amax / f32(127.0)
+                put(q, base + I(scales_at + own * 8 + column), float_bits(amax / f32(127.0)))
         elif unit == RUN:
             base = I(n * units + run)
             at = I(I(base * 4 + (warp >> 1)) * 128 + (column * 4 + i) * 4 + (warp & 1) * 2 + half)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.cuda import delta_net, gather, gather_heads, glu, layer_norm, rms_norm
+from engine.cuda import delta_net, gather, gather_heads, glu, layer_norm, rms_norm, wide_gather
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import join
 from engine.cuda.products import quantize
@@ -20,6 +20,10 @@ from engine.ops.activation import Activation
 
 Start = tuple[Specialization, tuple[Argument, ...]]
 """A kernel and its first arguments.  What follows: ``gather.PLACES``, ``gather.PACKETS``, and the arrays of the result."""
+
+WideStart = tuple[Specialization, tuple[Argument, ...], int]
+"""The same in passes of many rows, and the number of rows for each block of the grid.  The first that follows is the number
+of blocks that take."""
 
 
 class Deferred(ABC):
@@ -48,6 +52,10 @@ class Deferred(ABC):
     def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
         """The launch that computes the value as the columns of one of ``n_peers + 1`` owners, and quantizes those of all."""
         return gathered(recorder, self.plain(recorder), unit, layout, n_peers)
+
+    def given(self, recorder: Recorder, layout: int, n_peers: int) -> WideStart:
+        """The same for many rows, in one of ``quantize.BLOCKS``, where no unit has columns of several owners."""
+        return given(recorder, self.plain(recorder), layout, n_peers)
 
     def plain(self, recorder: Recorder) -> Tensor:
         """The value as float32."""
@@ -210,6 +218,11 @@ class Gated(Deferred):
         kernel = gather.gather_quantize(unit, self.activation.kind, n_peers, layout)
         return kernel, (self.gate or self.up, self.up, *self.activation.numbers)
 
+    def given(self, recorder: Recorder, layout: int, n_peers: int) -> WideStart:
+        """The launch that computes many rows of the value as own columns."""
+        kernel = wide_gather.wide_gather_quantize(self.activation.kind, layout, n_peers)
+        return kernel, (self.gate or self.up, self.up, self.shape[0], *self.activation.numbers), 8
+
 
 @dataclass
 class Attended(Deferred):
@@ -280,6 +293,13 @@ class Attended(Deferred):
         parts, partials = self._joined(recorder)
         return self.geometry.gathered(unit, layout, n_peers), (*parts, partials, self.window)
 
+    def given(self, recorder: Recorder, layout: int, n_peers: int) -> WideStart:
+        """The launch that computes many rows of the value as own columns, behind those that it needs."""
+        if not self.geometry.quantizes:
+            return super().given(recorder, layout, n_peers)
+        parts, partials = self._joined(recorder)
+        return self.geometry.given(layout, n_peers), (*parts, partials, self.window, self.shape[0]), 1
+
 
 @dataclass
 class AttendedParts(Deferred):
@@ -312,6 +332,12 @@ class AttendedParts(Deferred):
             self.attend(part).quantize(recorder, to, unit, layout, part.start)
         return to
 
+    def given(self, recorder: Recorder, layout: int, n_peers: int) -> WideStart:
+        """The launch that computes the value as own columns, or quantizes it if it has several parts.  Records attention."""
+        if len(self.parts) > 1:
+            return super().given(recorder, layout, n_peers)
+        return self.attend(self.parts[0]).given(recorder, layout, n_peers)
+
 
 def plain(recorder: Recorder, x: Tensor | Deferred) -> Tensor:
     """x as float32."""
@@ -333,6 +359,14 @@ def gathered(recorder: Recorder, x: Tensor | Deferred, unit: int, layout: int, n
     if not isinstance(x, Tensor):
         return x.gathered(recorder, unit, layout, n_peers)
     return gather.gather_quantize(unit, "plain", n_peers, layout), (x, x, 0.0, 0.0, 0.0, 0.0)
+
+
+def given(recorder: Recorder, x: Tensor | Deferred, layout: int, n_peers: int) -> WideStart:
+    """The launch that computes many rows of x as the columns of one of ``n_peers + 1`` owners, and brings those of all
+    together in a layout of ``quantize.BLOCKS``."""
+    if not isinstance(x, Tensor):
+        return x.given(recorder, layout, n_peers)
+    return wide_gather.wide_gather_quantize("plain", layout, n_peers), (x, x, x.shape[0], 0.0, 0.0, 0.0, 0.0), 8
 
 
 def runs(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 recorded.
 
 Passes of few rows use ``engine/cuda/runtime/gathering.py``, whose places and numbers work in the same way.  Here activations
-become int8 where they are, if no unit has columns of several owners, and the bytes come together: a fourth of the packets.
-The launch that normalizes the residual stream adds the chains of the product that computes it, if there are any.
+become int8 where they are, if no unit has columns of several owners, and the same launch brings the bytes together: a fourth
+of the packets.  The launch that normalizes the residual stream adds the chains of the product that computes it, if there are
+any.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.arrays import Role
-from engine.cuda import gather, wide_gather
+from engine.cuda import gather, wide_gather, wide_gather_norm
 from engine.cuda.products import quantize
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.gathering import WHAT, PacketGathering
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
-from engine.cuda.runtime.values import Deferred, Normalized, plain, quantized
+from engine.cuda.runtime.values import Deferred, Normalized, given, plain, quantized
 from engine.limits import DECODE_ANSWERS
 from engine.shares import Cut
 
@@ -43,11 +44,11 @@ class _Runs:
         return self.count * self.period
 
 
-def _runs_of(cut: Cut, rows: int, words: int = 1, columns: int = 1) -> _Runs:
-    """Rows that are divided by columns, ``columns`` of which have ``words`` words."""
+def _runs_of(cut: Cut, rows: int, unit: int = 1) -> _Runs:
+    """Rows that are divided by columns, ``unit`` of which count as one word."""
     assert cut.period is not None
-    own = tuple((words * first // columns, words * last // columns) for (first, last), *_ in cut.runs)
-    return _Runs(rows * cut.size // cut.period, words * cut.period // columns, own)
+    own = tuple((first // unit, last // unit) for (first, last), *_ in cut.runs)
+    return _Runs(rows * cut.size // cut.period, cut.period // unit, own)
 
 
 @dataclass
@@ -90,13 +91,16 @@ class _WideRows(Deferred):
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The rows as int8."""
-        cut, (rows, columns), by_blocks = self._cut, self.shape, layout in quantize.BLOCKS
-        if by_blocks and all(edge % unit == 0 for runs in cut.runs for run in runs for edge in run):
-            runs = _runs_of(cut, -(-rows // (8 * layout)), quantize.block_parts(layout)[2], unit)
-            if runs.period <= self._of.most_words:
-                part = quantized(recorder, self._part, unit, layout=layout)
+        cut, (rows, columns), of = self._cut, self.shape, self._of
+        if layout in quantize.BLOCKS and all(edge % unit == 0 for runs in cut.runs for run in runs for edge in run):
+            blocks, units = -(-rows // (8 * layout)), _runs_of(cut, 1, unit)
+            if blocks * units.words * quantize.block_parts(layout)[2] <= of.most_words:
+                kernel, own, block_rows = given(recorder, self._part, layout, of.n_owners - 1)
+                places, packets = of.arguments(units, self._owner, self._number(), units.words)
                 to = recorder.int8(unit, rows, columns, layout=layout)
-                self._of.bring(recorder, self._owner, runs, self._number, part.q, to.q)
+                grid = 8 * layout * blocks // block_rows, self._part.shape[1] // unit
+                arguments = (*own, min(of.takers, grid[0] * grid[1]), *places, *packets, to.q)
+                recorder.launch(kernel, grid, quantize.RUN, arguments, **to.outputs())
                 return to
         return quantized(recorder, self.plain(recorder), unit, layout=layout)
 
@@ -127,18 +131,18 @@ class _WideNormalizedRows(_WideRows):
         if each > MOST_RUNS or columns > WORDS:
             return self._normalized(recorder).quantized(recorder, unit, layout)
         part = plain(recorder, self._part)
-        given: tuple[Argument, ...] = part, 0, 0, 0
+        source: tuple[Argument, ...] = part, 0, 0, 0
         written: dict[str, Tensor] = {}
         of_chains: tuple[int, ...] = ()
         # Kept alive, since a block quantizes while others still add.
         chains = recorder.take_chains(part) if self._cut.period == columns else None
         if chains is not None:
-            given = chains.chains, chains.n_chains, chains.residual or 0, part
+            source = chains.chains, chains.n_chains, chains.residual or 0, part
             written, of_chains = {"result": part}, (chains.tiles, chains.residual is not None)
         to = recorder.int8(unit, rows, columns, layout=layout)
         places, packets = of.arguments(_runs_of(self._cut, rows), self._owner, self._number(), columns)
-        kernel = wide_gather.wide_gather_norm_quantize(unit, columns, of.n_owners - 1, layout, each, *of_chains)
-        grid, arguments = (-(-columns // (quantize.RUN * each)), rows), (*given, self._weight, self._eps)
+        kernel = wide_gather_norm.wide_gather_norm_quantize(unit, columns, of.n_owners - 1, layout, each, *of_chains)
+        grid, arguments = (-(-columns // (quantize.RUN * each)), rows), (*source, self._weight, self._eps)
         recorder.launch(kernel, grid, quantize.RUN, (*arguments, *places, *packets, *to), **written, **to.outputs())
         return to
 
@@ -152,7 +156,9 @@ class WideGathering:
         self.narrow, self.n_owners = narrow, len(recorders)
         self._recorders = tuple(recorders)
         devices = [recorder.device for recorder in recorders]
-        self._most = wide_gather.BLOCKS * min(device.multiprocessors for device in devices)
+        #: The number of blocks that take what other owners give, one for each multiprocessor, where others only give.
+        self.takers = min(device.multiprocessors for device in devices)
+        self._most = wide_gather.BLOCKS * self.takers
         #: Bytes of the packets of one of the two places.
         self._size = 8 * WORDS * DECODE_ANSWERS
         self._packets = [device.allocate(2 * self._size, WHAT) for device in devices] if narrow.waits else []
@@ -215,8 +221,9 @@ class WideGathering:
 
     @property
     def most_words(self) -> int:
-        """The most words of an exchange of the pass."""
-        return WORDS * self._rows
+        """The most words of an exchange of the pass, whose rows may become int8 in blocks of rows."""
+        smallest = 8 * quantize.BLOCKS[0]
+        return WORDS * -(-self._rows // smallest) * smallest
 
     def next(self) -> int:
         """The number of a further exchange."""

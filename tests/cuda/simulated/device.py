@@ -92,6 +92,8 @@ PLACE_OF_POLLS = {
     "take_quantize": 2,
     "gather_words": 7,
     "wide_gather_norm_quantize": 11,
+    "wide_gather_quantize": 13,
+    "wide_gather_combine_quantize": 14,
 }
 """The places of the argument polls."""
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,16 +15,18 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
+from engine.cache.types import CHUNK
 from engine.cuda import backend, gather
+from engine.cuda.attention import attend as attention
 from engine.cuda.products.quantize import block_parts
 from engine.cuda.products.warpgroup_chain import TileShape
 from engine.cuda.products.warpgroup_matmul import chains_grid, matmul_chains
 from engine.cuda.runtime import gathering, wide_gathering
 from engine.cuda.runtime.gathering import PacketGathering
 from engine.cuda.runtime.plans import Plans
-from engine.cuda.runtime.recorder import Chains
+from engine.cuda.runtime.recorder import Chains, Recorder
 from engine.cuda.runtime.tensor import Tensor
-from engine.cuda.runtime.values import Gated, Normalized, quantized
+from engine.cuda.runtime.values import Attended, AttendedParts, Gated, Normalized, quantized
 from engine.cuda.runtime.wide_gathering import WideGathering
 from engine.ops.activation import SWIGLU
 from engine.shares import Cut, HeadRows, even_cut
@@ -77,7 +79,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
     weights = [uploaded(device, weight) for device in devices]
     own = [[uploaded(d, x[:, chosen]) for x in (gate, up)] for d, chosen in zip(devices, columns, strict=True)]
     whole = [uploaded(devices[0], x) for x in (gate, up)]
-    kinds = [(32, False)] * 3 if n % 256 else [(256, True), (32, False), (256, True)]
+    kinds = [(32, False)] * 3 if n % 256 else [(32, False), (256, True), (256, True)]
     found: list[list[Any]] = []
 
     def forward() -> Tensor:
@@ -108,7 +110,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
 
     plan, alone = recorders[0].record(forward), recorders[0].record(single)
     names = {launch.kernel.kernel.name for launch in plan.launches}
-    assert "wide_gather_norm_quantize" in names or words < n
+    assert {"wide_gather_norm_quantize", "wide_gather_quantize"} <= names or words < n
     assert "place_columns" not in names
     plans = Plans(devices[0], recorders[0])
     for each in (plan, alone):
@@ -128,6 +130,65 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
     wanted = [[up.tobytes()], *(read(value, devices[0]) for value in expected)]
     plans.start_whole(plan)
     check_owners(devices, found, wanted, read)
+
+
+@pytest.mark.parametrize(
+    ("n", "d_v", "gated", "sunk"),
+    [(2, 128, True, True), pytest.param(3, 64, False, False, marks=pytest.mark.thorough)],
+)
+def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention whose chunks are joined by the launch that gives, with more blocks than take."""
+    monkeypatch.setattr(wide_gathering, "WORDS", 128 * n)
+    monkeypatch.setattr(WaitingDevice, "multiprocessors", 3)
+    n_head, n_partials, recorders = 256 * n // d_v, 3, connected(WaitingDevice, n)
+    cut, random = HeadRows(n_head, (n_head * d_v,)).cut(n), np.random.default_rng(n)
+    of = WideGathering(PacketGathering(recorders), recorders)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(np.float32)
+
+    mass, values = normal(ROWS, n_head, n_partials, 2), normal(ROWS, n_head, n_partials, d_v)
+    mass[..., 1] = np.exp(mass[..., 1])
+    gate, sinks = normal(ROWS, n_head, 2, d_v), normal(n_head)
+    positions = np.arange(ROWS, dtype=np.int32) * 9 % (CHUNK * n_partials)
+
+    def attended(recorder: Recorder, first: int, last: int) -> Attended:
+        device, own, size = recorder.device, slice(first // d_v, last // d_v), (last - first) // d_v
+        options = {"gated": gated, "sinks": sunk, "early": True}
+        shape = attention.geometry(ROWS, size, size, d_v, d_v, True, n_partials, 3, **options)
+        parts, opening = [uploaded(device, x[:, own]) for x in (mass, values)], uploaded(device, gate[:, own])
+        at, sink = uploaded(device, positions), uploaded(device, sinks[own])
+        return Attended(parts[0], parts[1], at, opening, sink, shape, n_partials, 0, last - first)
+
+    def parts(recorder: Recorder, first: int, last: int) -> AttendedParts:
+        part = attended(recorder, first, last)
+        return AttendedParts(lambda _: part, [slice(0, ROWS)], last - first)
+
+    owned = [parts(recorder, *runs[0]) for recorder, runs in zip(recorders, cut.runs, strict=True)]
+    whole, devices = parts(recorders[0], 0, cut.size), [cast(Any, recorder.device) for recorder in recorders]
+    found: list[Any] = []
+    expected: list[Any] = []
+
+    def forward() -> None:
+        of.begin(ROWS)
+        with recorders[0].together(recorders[1:]):
+            pairs = zip(recorders, of.inputs(owned, cut), strict=True)
+            found.extend(quantized(recorder, x, 256, layout=4) for recorder, x in pairs)
+
+    def single() -> None:
+        expected.append(quantized(recorders[0], whole, 256, layout=4))
+
+    plan, alone = recorders[0].record(forward), recorders[0].record(single)
+    assert [launch.kernel.kernel.name for launch in plan.launches[-n:]] == ["wide_gather_combine_quantize"] * n
+    plans = Plans(devices[0], recorders[0])
+    for each in (alone, plan):
+        plans.capture(each)
+        plans.start_whole(each)
+
+    def read(x: Any, device: Any) -> list[bytes]:
+        return rows_of(device.read(x.q.address, x.q.shape, x.q.dtype), n, 4)
+
+    check_owners(devices, [found], [read(expected[0], devices[0])], read)
 
 
 @pytest.mark.parametrize(
