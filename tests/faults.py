@@ -287,6 +287,15 @@ FAULTS = (
         "on an H100, the last results of a product that has two launches are added to other elements of the residual",
         ("tests/cuda/simulated/test_wide_matmul.py::test_two_launches",),
     ),
+    Fault(
+        "the places of records of two formats",
+        "products",
+        "engine/cuda/products/warpgroup_chain.py",
+        "bulk_copy(shared, I(records_at + place * n_place), records",
+        "bulk_copy(shared, I(records_at + place * record), records",
+        "on an H100, queries in Q4_K are wrong if values in Q6_K are multiplied in the same launch",
+        ("tests/cuda/simulated/test_wide_matmul.py::test_two_formats",),
+    ),
     # --- norms and rotations ---------------------------------------------------------------------------------------
     Fault(
         "the tree of partial sums",

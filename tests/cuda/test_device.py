@@ -223,6 +223,33 @@ def test_blocks_of_warpgroups(gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatc
                     same(gpu.download(plan.result), expected, f"{what}, in a graph: ")
 
 
+@pytest.mark.parametrize("tiles", [4, 8, 12, 16])
+@pytest.mark.parametrize(("name", "last"), together("wide", [("Q4_K", "Q6_K"), ("IQ3_S", "Q5_K")]))
+def test_two_formats_in_a_launch(
+    gpu: Any, cpu: Any, monkeypatch: pytest.MonkeyPatch, name: str, last: str, tiles: int
+) -> None:
+    """Whatever the shape of blocks, one of which has warpgroups of both formats; again and again, in graphs."""
+    device, k = gpu.device, 8 * tiles - 1
+    if not warpgroup_chain.takes(name, device.compute_capability, device.shared_memory):
+        pytest.skip("this GPU has no warpgroups")
+    for units in (17, 5):
+        sizes = ((name, 640), (name, 64), (last, 500))
+        weights = [matrix(BY_NAME[n], rows, 256 * units, i) for i, (n, rows) in enumerate(sizes)]
+        x, held = activations(k, 256 * units), [gpu.weight(weight) for weight in weights]
+        expected, given = cpu.matmul(x, *weights), gpu.upload(x)
+        for split in (1, 2, 4, 8):
+            shape = warpgroup_chain.TileShape(tiles, warpgroup_matmul.MOST_GROUPS[tiles], split)
+            monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *_, shape=shape: shape)
+            plan = gpu.record(partial(gpu.matmul, given, *held))
+            assert [launch.kernel.kernel.name for launch in plan.launches].count("matmul_warpgroups") == 1
+            gpu.capture(plan)
+            for _ in range(20):
+                plan.graph.launch()
+                for which, out, wanted in zip("qkv", plan.result, expected, strict=True):
+                    what = f"{which} of {name} and {last}, {256 * units} columns, {k} rows, {shape}: "
+                    same(gpu.download(out), wanted, what)
+
+
 @pytest.mark.parametrize("k", together("several products", [1, 7, 16, 40]))
 def test_several_products_of_what_is_normalized_or_gated(gpu: Any, cpu: Any, k: int) -> None:
     """Four matrices of three formats and both units, on activations that are computed on demand."""

@@ -485,6 +485,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("Q2_K", 16, 2, False),
         ("Q3_K", 8, 3, True),
         ("IQ1_M", 12, 2, False),
+        ("Q4_K", 8, 3, True, "Q6_K"),
+        ("IQ3_S", 4, 4, False, "Q5_K"),
     ],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [(), (4,)],

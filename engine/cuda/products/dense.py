@@ -4,6 +4,7 @@ matrices."""
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, groupby
+from typing import TypeAlias
 
 from engine.cuda.products import matmul as kernels
 from engine.cuda.products import quantize, warpgroup_chain, warpgroup_matmul, wide_matmul
@@ -49,7 +50,7 @@ def matmul(
         groups = [run[first : first + 3] for run in runs for first in range(0, len(run), 3)]
         given = [([weights[i] for i in group], [outputs[i] for i in group]) for group in groups]
         if warpgroups:
-            _matmul_warpgroups(recorder, x, given, residual)
+            _matmul_warpgroups(recorder, x, _joined(given), residual)
             continue
         activations = quantized(recorder, x, unit)
         for chosen, outs in given:
@@ -150,13 +151,39 @@ def _matmul_wide(
     recorder.launch(kernel, grid, threads, (*given, *written, units, *x, rows), **results(outputs))
 
 
+Product: TypeAlias = tuple[list[DeviceWeight], list[Tensor]]
+"""Up to three matrices with their outputs."""
+
+
+def _joined(products: Sequence[Product]) -> list[Product]:
+    """Products of one format each, of which two successive ones become one where a single launch can multiply both."""
+    found: list[Product] = []
+    for product in products:
+        orders = [(found[-1], product), (product, found[-1])] if found else []
+        fitting = [(first, last) for first, last in orders if _fit(first[0], last[0])]
+        if fitting:
+            (weights, outputs), (further, further_outputs) = fitting[0]
+            found[-1] = weights + further, outputs + further_outputs
+        else:
+            found.append(product)
+    return found
+
+
+def _fit(weights: list[DeviceWeight], further: list[DeviceWeight]) -> bool:
+    """Whether a launch can multiply ``weights``, of one format, and behind whole warpgroups of them ``further``, a single
+    matrix of another format."""
+    name, other = weights[0].format.name, further[0].format.name
+    is_single = all(weight.format.name == name for weight in weights)
+    if len(weights) > 2 or len(further) > 1 or not is_single or other == name:
+        return False
+    whole = sum(weight.tiles for weight in weights) % warpgroup_chain.GROUP_TILES == 0
+    return whole and warpgroup_chain.can_share(name, other)
+
+
 def _matmul_warpgroups(
-    recorder: Recorder,
-    x: Tensor | Deferred,
-    products: Sequence[tuple[list[DeviceWeight], list[Tensor]]],
-    residual: Tensor | None,
+    recorder: Recorder, x: Tensor | Deferred, products: Sequence[Product], residual: Tensor | None
 ) -> None:
-    """Products of the same activations, each of up to three matrices of one format with their outputs."""
+    """Products of the same activations."""
     rows, units = x.shape[0], x.shape[1] // quantize.RUN
     # The kernel finds the end of a matrix by its number of rows, so it must begin at its first one, unless tiles are whole.
     sizes = [
@@ -185,8 +212,9 @@ def _multiply_tiles(
     shape: TileShape,
 ) -> None:
     """Multiply some tiles by warpgroups: from the first of ``which`` up to the second, running over all matrices."""
-    entry, units = weights[0].format, weights[0].columns // weights[0].format.unit
+    units = weights[0].columns // weights[0].format.unit
     given: list[int] = []
+    names: list[str] = []
     out: list[int] = []
     ends: list[int] = []
     n_rows: list[int] = []
@@ -197,21 +225,26 @@ def _multiply_tiles(
         begin += weight.tiles
         if low < high:
             skipped = low
-            given.append(weight.address + low * units * TILE * entry.unit_bytes)
+            names.append(weight.format.name)
+            given.append(weight.address + low * units * TILE * weight.format.unit_bytes)
             out.append(output.address + 4 * TILE * low)
             ends.append(high - low)
             n_rows.append(weight.rows)
-    tiles, spare = list(accumulate(ends)), 3 - len(given)
-    given += given[:1] * spare
+    other = names[-1:] if names[-1] != names[0] else []
+    # Spare matrices have no tiles; one of another format is the third.
+    spare, place = 3 - len(given), len(given) - len(other)
+    for values, value in ((given, given[0]), (out, out[0]), (ends, 0), (n_rows, 0)):
+        values[place:place] = [value] * spare
+    tiles = list(accumulate(ends))
     written: tuple[Argument, ...] = (
-        *(out + out[:1] * spare),
+        *out,
         *(residual.address + 4 * TILE * skipped if residual is not None else 0, residual is not None),
-        *(tiles + [tiles[-1]] * spare),
-        *(n_rows + [0] * spare),
+        *tiles,
+        *n_rows,
     )
     split = shape.split > 1
     chains = recorder.empty((warpgroup_matmul.chain_floats(shape, rows, tiles[-1]),)) if split else None
-    kernel = warpgroup_matmul.matmul_warpgroups(entry.name, shape.tiles, shape.groups, split)
+    kernel = warpgroup_matmul.matmul_warpgroups(names[0], shape.tiles, shape.groups, split, *other)
     arguments = (*given, *written, units, x.q, rows, CHAINS // shape.split, chains or 0)
     written_now = {"chains": chains} if chains else results(outputs)
     recorder.launch(kernel, shape.grid(rows, tiles[-1]), shape.threads, arguments, **written_now)

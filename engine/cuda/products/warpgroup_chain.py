@@ -21,8 +21,8 @@ The columns of a tile are a block of a layout of ``BLOCKS`` (``engine/cuda/produ
 rows g and g + 8 of its 16 weight rows, and columns 2 t and 2 t + 1 of each 8.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,9 @@ FORMATS_OF_PLANES = (
 )
 """The formats whose weights times scales are one or two planes of bytes here."""
 
+GROUP_TILES = 4
+"""Tiles of 16 weight rows of a warpgroup, one for each warp."""
+
 TARGET = (9, 0)
 """The compute capability that has these products."""
 
@@ -79,7 +82,7 @@ class TileShape:
     @property
     def warps(self) -> int:
         """Tiles of 16 weight rows."""
-        return 4 * self.groups
+        return GROUP_TILES * self.groups
 
     def grid(self, rows: int, tiles: int) -> tuple[int, int, int]:
         """The grid for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows."""
@@ -93,21 +96,46 @@ LARGE = TileShape(BLOCKS[-1], 2)
 @dataclass(frozen=True)
 class Areas:
     """Shared memory of a block in words: the sums of chains that have ended, unless other blocks have other chains; stages,
-    each with the activations of a unit; records, ``places`` for each warp, at most ``most``; barriers."""
+    each with the activations of a unit; records, ``places`` for each warp, at most ``most``; barriers.
+
+    other: the format of other warpgroups of the block, if they have another one, which :func:`can_share` must allow.
+    """
 
     format: str
     shape: TileShape
     most: int = 4
+    other: str = ""
+
+    @property
+    def of_other(self) -> "Areas":
+        """The same areas, as the warpgroups of the other format see them."""
+        return replace(self, format=self.other, other=self.format)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """One or two."""
+        return (self.format, self.other) if self.other else (self.format,)
 
     @property
     def record(self) -> int:
         """Words of the record of 16 rows of a unit."""
-        return 4 * FORMATS[T[self.format]].unit_bytes
+        return _record(self.format)
+
+    @property
+    def place(self) -> int:
+        """Words of the place of a record."""
+        return max(map(_record, self.formats))
 
     @property
     def stage(self) -> int:
-        """Words of a stage; the sums of activations are last and only copied if the format has minimums."""
-        return block_parts(self.shape.tiles)[2 if unpack(T[self.format]).mins else 1]
+        """Words of a stage; the sums of activations are last and only copied if a format has minimums."""
+        mins = any(unpack(T[format]).mins for format in self.formats)
+        return block_parts(self.shape.tiles)[2 if mins else 1]
+
+    @property
+    def table(self) -> str:
+        """The format with a table, if there is one."""
+        return max(self.formats, key=_table_bytes)
 
     @property
     def stages(self) -> int:
@@ -137,14 +165,13 @@ class Areas:
     @cached_property
     def places(self) -> int:
         """Records of a warp: one in use, the others in flight."""
-        table = unpack(T[self.format], unsigned=True).table_bytes
-        left = (SHARED - table) // 4 - self.records_at - 4 * self.stages
-        return max(2, min(self.most, left // (self.shape.warps * (self.record + 2))))
+        left = (SHARED - _table_bytes(self.table)) // 4 - self.records_at - 4 * self.stages
+        return max(2, min(self.most, left // (self.shape.warps * (self.place + 2))))
 
     @property
     def full(self) -> int:
         """The offset of the barriers of stages that are full."""
-        return self.records_at + self.places * self.shape.warps * self.record
+        return self.records_at + self.places * self.shape.warps * self.place
 
     @property
     def empty(self) -> int:
@@ -160,6 +187,21 @@ class Areas:
     def bytes(self) -> int:
         """The size of everything but tables."""
         return 4 * (self.loaded + 2 * self.places * self.shape.warps)
+
+
+def _record(format: str) -> int:
+    return 4 * FORMATS[T[format]].unit_bytes
+
+
+@cache
+def _table_bytes(format: str) -> int:
+    # Cached, because a new ``Unpack`` takes longer than recording a launch.
+    return unpack(T[format], unsigned=True).table_bytes
+
+
+def can_share(first: str, second: str) -> bool:
+    """Whether a block can have warpgroups of both formats: there is room for one table."""
+    return not (_table_bytes(first) and _table_bytes(second))
 
 
 def serves(compute_capability: tuple[int, int], shared_memory: int) -> bool:
@@ -178,7 +220,7 @@ def takes(format: str, compute_capability: tuple[int, int], shared_memory: int) 
 class Pipeline(NamedTuple):
     """Device functions of the copies of a block.
 
-    begin(shared, thread): make the barriers, and copy the table of the format if it has one; all threads call it.
+    begin(shared, thread): make the barriers, and copy the table of a format if there is one; all threads call it.
     fetch(shared, k, x): start copying a block of activations into stage k; thread 0 calls it.
     fetch_record(shared, place, records): start copying a record to a place, those of a warp being consecutive; a lane of it
         calls it.
@@ -200,9 +242,9 @@ START = (I(0), I(0), I(0), I(0))
 def make_pipeline(areas: Areas) -> Pipeline:
     """The device functions of blocks with these areas."""
     record, n_stage, stages, places, ahead = areas.record, areas.stage, areas.stages, areas.places, areas.ahead
-    stages_at, records_at = areas.stages_at, areas.records_at
+    stages_at, records_at, n_place = areas.stages_at, areas.records_at, areas.place
     full, empty, loaded, warps = areas.full, areas.empty, areas.loaded, areas.shape.warps
-    block_words, fill = block_parts(areas.shape.tiles)[2], unpack(T[areas.format], unsigned=True).make_fill()
+    block_words, fill = block_parts(areas.shape.tiles)[2], unpack(T[areas.table], unsigned=True).make_fill()
 
     @device
     def begin(shared, thread):
@@ -224,7 +266,7 @@ def make_pipeline(areas: Areas) -> Pipeline:
     @device
     def fetch_record(shared, place, records):
         barrier_expect(shared, I(loaded + 2 * place), I(4 * record))
-        bulk_copy(shared, I(records_at + place * record), records, I(4 * record), shared, I(loaded + 2 * place))
+        bulk_copy(shared, I(records_at + place * n_place), records, I(4 * record), shared, I(loaded + 2 * place))
 
     @device
     def begin_records(shared, thread, records, units):
@@ -275,7 +317,7 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False, single: bool 
     assert not (split and single)
     assert not follows or (places, ahead) == (2, 1), "the next tile has started one stage and one record"
     stages_at, records_at, n_dots, apart = areas.stages_at, areas.records_at, 4 * tiles, areas.apart
-    full, empty, loaded = areas.full, areas.empty, areas.loaded
+    full, empty, loaded, n_place = areas.full, areas.empty, areas.loaded, areas.place
     scales_at, sums_at, block_words = block_parts(areas.shape.tiles)
     load, header, factors, mins, n_words = fmt.make_load(SHARED_LOADS), fmt.header, fmt.factors, fmt.mins, fmt.words
     products, minimums = make_products(fmt, 8 * tiles, areas.format in ONE_PLANE), make_minimums(fmt)
@@ -315,7 +357,7 @@ def make_multiply(areas: Areas, tiles: int, follows: bool = False, single: bool 
                 fetch(shared, after, x)
             barrier_wait(shared, I(loaded + 2 * I(own + place)), turn)
             cuda.syncwarp()
-            load(advance(shared, I(records_at + I(own + place) * record)), lane, words)
+            load(advance(shared, I(records_at + I(own + place) * n_place)), lane, words)
             h, f = header(words), factors(words)
             m = (u32(0), u32(0), u32(0), u32(0))
             if mins:

@@ -2,8 +2,8 @@
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
 Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the blocks of
-    ``engine/cuda/products/quantize.py``; out float32 [rows, R].  Up to three matrices of one format with the same activations
-    are multiplied in one launch.
+    ``engine/cuda/products/quantize.py``; out float32 [rows, R].  Up to three matrices with the same activations are
+    multiplied in one launch, of which the last may have another format.
 Who owns what: a block owns the activation rows of a block of activations, 32, 64, 96 or 128, and 64 weight rows for each of
     its warpgroups, a warp 16 of them; lane 4 g + t rows g and g + 8 for columns 2 t and 2 t + 1 of each 8.  Where there were
     fewer blocks than multiprocessors, several blocks share the eight chains of the same rows; ``matmul_chains`` adds these.
@@ -25,6 +25,7 @@ from numba import cuda
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
+    lane_from,
     let_next_begin,
     load4,
     pointer,
@@ -134,18 +135,18 @@ def launches_of_all(
     return min(map(of, layouts if any_layout else layouts[:1]), key=time)
 
 
-def _areas(format: str, tiles: int, groups: int, split: bool) -> Areas:
-    return Areas(format, TileShape(tiles, groups, CHAINS if split else 1))
+def _areas(format: str, tiles: int, groups: int, split: bool, last: str = "") -> Areas:
+    return Areas(format, TileShape(tiles, groups, CHAINS if split else 1), other=last)
 
 
-def threads(format: str, tiles: int, groups: int, split: bool) -> int:
+def threads(format: str, tiles: int, groups: int, split: bool, last: str = "") -> int:
     """Threads of a block."""
     return 128 * groups
 
 
-def shared_bytes(format: str, tiles: int, groups: int, split: bool) -> int:
+def shared_bytes(format: str, tiles: int, groups: int, split: bool, last: str = "") -> int:
     """Shared memory of a block."""
-    return _areas(format, tiles, groups, split).bytes
+    return _areas(format, tiles, groups, split, last).bytes
 
 
 # --- the results -------------------------------------------------------------------------------------------------
@@ -257,6 +258,32 @@ def matmul_chains(tiles: int) -> KernelCode:
 # --- the kernel --------------------------------------------------------------------------------------------------
 
 
+def _make_own(areas: Areas) -> tuple[DeviceFunction, DeviceFunction]:
+    """The device functions of the warpgroups of the format of these areas.
+
+    begin(shared, thread, w, first, units): start copying records from the first on; returns their address.
+    multiply(shared, thread, x, records, units, length, to, acc): as in ``make_multiply``, with to for chains in memory.
+    """
+    record, split = areas.record, areas.shape.split > 1
+    begin_records, multiply_tile = make_pipeline(areas).begin_records, make_multiply(areas, areas.shape.tiles)
+
+    @device
+    def begin(shared, thread, w, first, units):
+        records = advance(w, np.int64(first) * record)
+        begin_records(shared, thread, records, units)
+        return records
+
+    @device
+    def multiply(shared, thread, x, records, units, length, to, acc):
+        if split:
+            multiply_tile(shared, thread, START, x, records, units, length, to, False, x, records, acc)
+        else:
+            total = advance(shared, I(4 * thread))
+            multiply_tile(shared, thread, START, x, records, units, length, total, False, x, records, acc)
+
+    return begin, multiply
+
+
 @kernel(
     *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, i32, i32),
     *(i32, U32P, i32, i32, F32P),
@@ -265,19 +292,22 @@ def matmul_chains(tiles: int) -> KernelCode:
     shared=shared_bytes,
     target=TARGET,
 )
-def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> KernelCode:
+def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool, last: str = "") -> KernelCode:
     """Up to three matrices times the same activations: matrix m has tiles of 16 rows up to ends[m] (running over all three),
     rows[m] rows, and its own output; ``add``: whether the residual is added.
 
+    last: the format of the third matrix, unless all have the same.  It begins with a warpgroup: ends[1] is a multiple of 4.
     split: whether blocks share chains, ``n_chains`` for each, which they write to ``chains`` (``chain_floats``); otherwise
     n_chains is 8.
     Grid: ``TileShape.grid`` of TileShape(tiles, groups, 8 / n_chains), for ends[last] tiles; 128 * groups threads.
     """
-    areas = _areas(format, tiles, groups, split)
-    record, warps, columns, n_sums = areas.record, areas.shape.warps, 8 * tiles, 4 * tiles
+    areas, two = _areas(format, tiles, groups, split, last), last != ""
+    warps, columns, n_sums = areas.shape.warps, 8 * tiles, 4 * tiles
     block_words = block_parts(tiles)[2]
-    pipeline, multiply, write = make_pipeline(areas), make_multiply(areas, tiles), make_write(tiles)
-    begin, begin_records, begin_stages = pipeline.begin, pipeline.begin_records, pipeline.begin_stages
+    pipeline, write = make_pipeline(areas), make_write(tiles)
+    begin, begin_stages = pipeline.begin, pipeline.begin_stages
+    begin_own, multiply_own = _make_own(areas)
+    begin_last, multiply_last = _make_own(areas.of_other) if two else (begin_own, multiply_own)
 
     @cuda.jit
     def matmul_warpgroups(
@@ -315,22 +345,31 @@ def matmul_warpgroups(format: str, tiles: int, groups: int, split: bool) -> Kern
         first = I(chain * length)
         own = min(I(n_chains * length), I(units - first))
         at = np.int64(I(I(cuda.blockIdx.x * end2 + tile) * CHAINS + chain)) * (128 * tiles) + 4 * lane
+        is_last = tile >= end1
+        if two:
+            # All lanes have the same, but the assembler only knows it of what comes from one lane.  Otherwise it takes more
+            # instructions for products, whose operands must be uniform.
+            is_last = lane_from(f32(1.0) if is_last else f32(0.0), I(0)) > f32(0.0)
         w, out, n_rows = w0, out0, rows0
-        if tile >= end1:
+        if is_last:
             w, out, n_rows, tile = w2, out2, rows2, I(tile - end1)
         elif tile >= end0:
             w, out, n_rows, tile = w1, out1, rows1, I(tile - end0)
-        records = advance(w, np.int64(I(tile * units + first)) * record)
-        begin_records(shared, thread, records, own)
+        at_first = I(tile * units + first)
+        if two and is_last:
+            records = begin_last(shared, thread, w, at_first, own)
+        else:
+            records = begin_own(shared, thread, w, at_first, own)
         x = advance(x, np.int64(I(cuda.blockIdx.x * units + first)) * block_words)
         wait_for_inputs()
         begin_stages(shared, thread, x, own)
         acc = cuda.local.array(n_sums, np.float32)
-        if split:
-            multiply(shared, thread, START, x, records, own, length, advance(chains, at), False, x, records, acc)
+        to = advance(chains, at)
+        if two and is_last:
+            multiply_last(shared, thread, x, records, own, length, to, acc)
         else:
-            total = advance(shared, I(4 * thread))
-            multiply(shared, thread, START, x, records, own, length, total, False, x, records, acc)
+            multiply_own(shared, thread, x, records, own, length, to, acc)
+        if not split:
             column, row = I(cuda.blockIdx.x * columns + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
             write(acc, column, row, there, rows, n_rows, residual, add, out)
 

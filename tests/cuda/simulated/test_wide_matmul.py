@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as T
 
 from engine.cuda.intrinsics import SIMULATED
 
@@ -14,6 +15,7 @@ if not SIMULATED:
 from engine.cuda import backend
 from engine.cuda.products import repack, warpgroup_chain, warpgroup_matmul, wide_matmul
 from engine.cuda.products.quantize import block_layouts
+from engine.cuda.products.unpack import unpack
 from engine.cuda.runtime.plans import decode_size
 from engine.cuda.runtime.simulator import run
 from engine.ops.weight import Weight
@@ -146,6 +148,45 @@ def test_blocks_of_warpgroups(
         same(gpu.download(ours), theirs)
 
 
+@pytest.mark.parametrize(
+    ("matrices", "split", "expected"),
+    few(
+        [
+            # A block with a warpgroup of each format, one of which has minimums.
+            ((("Q4_K", 64), ("Q6_K", 21)), 4, ["Q4_K, 4, 2, True, Q6_K"]),
+            # A single matrix is the last, also if its format is the first.
+            ((("Q3_K", 5), ("Q5_K", 48), ("Q5_K", 16)), 1, ["Q5_K, 4, 2, False, Q3_K"]),
+            # The matrix with whole warpgroups is the first, with a table; the last block has a warpgroup past the end.
+            ((("IQ3_S", 128), ("Q4_K", 16)), 2, ["IQ3_S, 4, 2, True, Q4_K"]),
+            ((("Q4_K", 21), ("Q6_K", 64)), 1, ["Q6_K, 4, 2, False, Q4_K"]),
+            # No matrix has whole warpgroups; there is room for one table; there are too many matrices.
+            ((("Q4_K", 21), ("Q6_K", 21)), 1, ["Q4_K, 4, 2, False", "Q6_K, 4, 2, False"]),
+            ((("IQ2_S", 64), ("IQ3_S", 21)), 1, ["IQ2_S, 4, 2, False", "IQ3_S, 4, 2, False"]),
+            ((*[("Q4_K", 64)] * 3, ("Q6_K", 5)), 1, ["Q4_K, 4, 2, False", "Q6_K, 4, 2, False"]),
+        ],
+        1,
+    ),
+)
+def test_two_formats(
+    gpu: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    matrices: tuple[tuple[str, int], ...],
+    split: int,
+    expected: list[str],
+) -> None:
+    """A launch has up to three matrices of two formats, whose warpgroups may be in the same block."""
+    gpu.device.shared_memory = LARGE
+    shape, columns = warpgroup_chain.TileShape(4, 2, split), 512 if split > 1 else 256
+    monkeypatch.setattr(warpgroup_matmul, "shape_of", lambda *_: shape)
+    monkeypatch.setattr(warpgroup_matmul, "launches_of", lambda _, n, *__: ((n, shape),))
+    given, x = [weight(FORMATS_BY_NAME[name], n, columns) for name, n in matrices], activations(17, columns)
+    names, found = product(gpu, x, *given)
+    chains = ["matmul_chains[4]"] * (split > 1)
+    assert names[1:] == [each for constants in expected for each in (f"matmul_warpgroups[{constants}]", *chains)]
+    for ours, theirs in zip(found, cpu.matmul(x, *given), strict=True):
+        same(ours, theirs)
+
+
 @pytest.mark.parametrize(("first", "split"), few([(2, 2), (3, 1), (1, 8)], 1))
 def test_two_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch, first: int, split: int) -> None:
     """One with the first tiles of 16 rows, and one with the others: part of a matrix, or one and part of another."""
@@ -163,6 +204,42 @@ def test_two_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch, first: int, spl
     assert sum(launch.kernel.kernel.name == "matmul_warpgroups" for launch in plan.launches) == 4
     for ours, theirs in zip(plan.result, expected, strict=True):
         same(gpu.download(ours), theirs)
+
+
+@pytest.mark.thorough
+def test_two_launches_of_two_formats(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first with tiles of one format, and the second with tiles of both, or of the other one."""
+    gpu.device.shared_memory = LARGE
+    shape = warpgroup_chain.TileShape(4, 2)
+    x = activations(17, 256)
+    given = [weight(FORMATS_BY_NAME[name], n, 256) for name, n in (("Q4_K", 64), ("Q4_K", 64), ("Q6_K", 32))]
+    for first, formats in ((4, "Q4_K, 4, 2, False, Q6_K"), (8, "Q6_K, 4, 2, False")):
+        monkeypatch.setattr(
+            warpgroup_matmul, "launches_of", lambda _, n, *__, first=first: ((first, shape), (n - first, shape))
+        )
+        names, found = product(gpu, x, *given)
+        assert names[1:] == ["matmul_warpgroups[Q4_K, 4, 2, False]", f"matmul_warpgroups[{formats}]"]
+        for ours, theirs in zip(found, cpu.matmul(x, *given), strict=True):
+            same(ours, theirs)
+
+
+def test_two_formats_fit() -> None:
+    """There is room for what warpgroups of two formats have in a block, and both agree where it is."""
+    for first, second in (("Q2_K", "Q6_K"), ("Q4_K", "Q6_K"), ("IQ1_S", "Q6_K"), ("IQ2_S", "IQ4_XS")):
+        assert warpgroup_chain.can_share(first, second)
+        for tiles, groups in warpgroup_matmul.MOST_GROUPS.items():
+            for split in (1, 8):
+                shape = warpgroup_chain.TileShape(tiles, groups, split)
+                one = warpgroup_chain.Areas(first, shape, other=second)
+                other = one.of_other
+                table = max(unpack(T[name], unsigned=True).table_bytes for name in (first, second))
+                assert one.bytes + table <= warpgroup_chain.SHARED
+                assert (one.stage, one.place, one.places, one.bytes) == (
+                    other.stage,
+                    other.place,
+                    other.places,
+                    other.bytes,
+                )
 
 
 def test_the_rest_of_a_product_is_shared() -> None:
