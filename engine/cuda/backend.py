@@ -40,6 +40,7 @@ from engine.cuda import (
     observe,
     per_layer,
     rms_norm,
+    sample,
     short_conv,
     softcap,
     taps,
@@ -475,6 +476,9 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         place = self._place(role, inputs)
         return self.plans.plan(forward, place, rows, n_logits, most or self.max_rows, mixed, role)
 
+    def plan_maxima(self, forward: Forward[Tensor], rows: int, n_logits: int, mixed: bool = False) -> None:
+        """None: the logits are where tokens are chosen."""
+
     def jobs(self, model: Recordable[Tensor]) -> list[Job]:
         return [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
 
@@ -546,9 +550,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             self._occupant.leave(True)
         self._occupant = occupant
 
-    def include(self, plan: Plan) -> None:
-        """Launch the kernels of a plan in a graph that its device captures."""
-        self.plans.include(plan)
+    def include(self, plan: Plan, then: Callable[[], None] | None = None) -> None:
+        """Launch the kernels of a plan in a graph that its device captures.  then: launches others on this device, which use
+        the result; only what follows them waits for the other devices of the plan."""
+        self.plans.include(plan, then)
 
     def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
         """A graph that includes a plan, as what one call launches on all devices of the plan."""
@@ -936,6 +941,16 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
         out = self.recorder.empty((rows, n_vocab))
         arguments = (logits, n, index, n_vocab, out)
         self.recorder.launch(taps.spread_logits(), (-(-n_vocab // 256), rows), 256, arguments, result=out)
+        return out
+
+    def maxima(self, logits: Tensor | Deferred, first: int, groups: int) -> Tensor:
+        """The largest logits of ``groups`` groups of columns, as keys uint64 [rows, groups] (``engine/cuda/sample.py``);
+        first: the token of the first column."""
+        logits = plain(self.recorder, logits)
+        rows, n = logits.shape
+        out = self.recorder.empty((rows, groups), np.uint64)
+        kernel, grid = sample.maxima(groups, sample.WARPS), (groups // sample.WARPS, rows)
+        self.recorder.launch(kernel, grid, 32 * sample.WARPS, (logits, n, n, first, out), result=out)
         return out
 
     def mtp_input(

@@ -9,8 +9,10 @@ Shapes: up to 128 rows of logits float32 [n_vocab], one every ``stride``, of one
     position; params, one :data:`PARAMS` each.  best uint64 [rows][1024]; found int32 [rows], the tokens, or why there is
     none.  With ``keep``, the candidates from which row r was drawn: ids int32 and probabilities float32 [16][256], counts
     int32 [16], in row places[r] + draft, if that is less than places[r + 1].
+    If several owners have some columns each, ``maxima`` sees those of one, of which the first is token ``first``, and best
+    uint64 [rows][groups] has the groups of all owners.
 Who owns what: ``edit``: a block per row, a thread per biased or recent token.  ``maxima``: the vocabulary is cut into lines
-    of 32 logits, line l belongs to group l % 1024, a group to a warp.  ``argmax``, ``draw``: a block per row, a thread per
+    of 32 logits, line l belongs to group l % groups, a group to a warp.  ``argmax``, ``draw``: a block per row, a thread per
     group, then per candidate.
 Reduction order: that of ``tree_sum`` and ``reach`` for at most 256 entries: lane j adds entries j, j + 32, ..., the lanes are
     folded in halves, and running totals are added one by one.
@@ -46,6 +48,8 @@ GROUPS = 1024
 """Groups of the vocabulary, and threads of the block that chooses among them."""
 WARPS = 8
 """Warps of a block of ``maxima``."""
+OWNED_GROUPS = 256
+"""The most groups of the vocabulary if several owners have some columns each and only the largest logit is wanted."""
 EDIT_THREADS = 256
 MOST_RECENT = 1024
 """The largest repeat_last_n."""
@@ -173,13 +177,15 @@ def edit(threads: int) -> KernelCode:
 # --- the largest -----------------------------------------------------------------------------------------------
 
 
-@kernel(F32P, i32, i32, U64P, threads=32 * WARPS)
+@kernel(F32P, i32, i32, i32, U64P, threads=32 * WARPS)
 def maxima(groups: int, warps: int) -> KernelCode:
-    """best[r][g] = the largest key of group g in row r, or 0 if the group is empty.  Grid: groups / warps, rows."""
+    """best[r][g] = the largest key of group g in row r, or 0 if the group is empty; column i is token first + i.
+
+    Grid: groups / warps, rows."""
     lines = groups * _BATCH
 
     @cuda.jit
-    def maxima(rows, stride, n_vocab, best):
+    def maxima(rows, stride, n, first, best):
         let_next_begin()
         x = cuda.local.array(_BATCH, np.float32)
         lane = I(cuda.threadIdx.x & 31)
@@ -188,20 +194,25 @@ def maxima(groups: int, warps: int) -> KernelCode:
         largest = u64(0)
         wait_for_inputs()
         place = I(32 * group + lane)
-        while place < n_vocab:
+        while place < n:
             # All loads are issued before the first result is needed; past the end, a lane loads its own first logit again.
             for b in range(_BATCH):
                 other = I(place + 32 * groups * b)
-                x[b] = logits[other if other < n_vocab else place]
+                x[b] = logits[other if other < n else place]
             for b in range(_BATCH):
                 other = I(place + 32 * groups * b)
-                largest = max(largest, pack(x[b], other if other < n_vocab else place))
+                largest = max(largest, pack(x[b], I(first + (other if other < n else place))))
             place = I(place + 32 * lines)
         largest = warp_max(largest)
         if lane == 0:
             best[I(cuda.blockIdx.y) * groups + group] = largest
 
     return maxima
+
+
+def owned_groups(n_owners: int) -> int:
+    """The groups of each of ``n_owners`` owners of columns: a power of two, at least a warp of ``argmax``."""
+    return max(32, OWNED_GROUPS >> (n_owners - 1).bit_length())
 
 
 @kernel(U64P, I32P, threads=GROUPS, blocks=1)

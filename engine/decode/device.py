@@ -72,7 +72,7 @@ def step_jobs(model: AnyModel[Any]) -> list[Job]:
     from engine.cuda.runtime.jobs import gpu_job
     from engine.decode.device_steps import step_kernels
 
-    return [gpu_job(kernel, ops.device.compute_capability) for kernel in step_kernels()]
+    return [gpu_job(kernel, ops.device.compute_capability) for kernel in step_kernels(len(ops.devices))]
 
 
 def load_step_kernels(model: AnyModel[Any]) -> None:
@@ -81,5 +81,5 @@ def load_step_kernels(model: AnyModel[Any]) -> None:
     if ops is not None:
         from engine.decode.device_steps import step_kernels
 
-        for kernel in step_kernels():
+        for kernel in step_kernels(len(ops.devices)):
             ops.device.load(kernel)

@@ -227,6 +227,24 @@ class DeviceSampler:
         places = self._lists[4].address if mode != "exact" else 0
         self._find(kernels[:-1], logits, stride, n_rows, rows, 1, [places, 0, *lists])
         others = (draft_lists or self.no_lists) if mode == "ratio" else NOWHERE
+        self._accept(mode, rows, at, n_entries, lists, others)
+
+    @staticmethod
+    def kernels_of_maxima(groups: int) -> list[Specialization]:
+        """The kernels that :meth:`launch_maxima` launches, in order."""
+        return [sample.argmax(groups), end_of_step("exact")]
+
+    def launch_maxima(self, maxima: int, groups: int, n_rows: int, rows: Rows, at: int, n_entries: int = 1) -> None:
+        """A greedy step without edits, whose pass has found the largest logits.
+
+        maxima: address of their keys, uint64 [n_rows, groups]; the others as in :meth:`launch`.
+        """
+        choice, _ = self.kernels_of_maxima(groups)
+        self._device.launch(choice, n_rows, groups, [maxima, self.found.address])
+        self._accept("exact", rows, at, n_entries, NOWHERE, NOWHERE)
+
+    def _accept(self, mode: str, rows: Rows, at: int, n_entries: int, lists: Candidates, others: Candidates) -> None:
+        """The end of a step whose tokens have been found."""
         state = [
             self.found.address,
             rows.starts,
@@ -239,7 +257,8 @@ class DeviceSampler:
         ]
         ring = [self.ring_address, self.ring_address, self.ring.shape[1], self.step.address]
         threads = 32 if mode == "exact" else MOST_K
-        self._device.launch(kernels[-1], n_entries, threads, [*state, *ring, self.params.address, *lists, *others])
+        arguments = [*state, *ring, self.params.address, *lists, *others]
+        self._device.launch(end_of_step(mode), n_entries, threads, arguments)
 
     def launch_draft(
         self,
@@ -290,7 +309,7 @@ class DeviceSampler:
             given = [params, rows.history, self.n_ctx, rows.sequences, rows.positions, every]
             launch(change, n_rows, sample.EDIT_THREADS, [logits, stride, *given])
         grid, threads = (sample.GROUPS // sample.WARPS, n_rows), 32 * sample.WARPS
-        launch(best, grid, threads, [logits, stride, self.n_vocab, self.best.address])
+        launch(best, grid, threads, [logits, stride, self.n_vocab, 0, self.best.address])
         if choice.kernel is sample.argmax:
             launch(choice, n_rows, sample.GROUPS, [self.best.address, found])
         else:

@@ -24,7 +24,7 @@ from typing import cast
 
 import numpy as np
 
-from engine.cuda import accept, digest, permit
+from engine.cuda import accept, digest, permit, sample
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.tensor import Tensor
 from engine.decode.device_drafts import DeviceDrafts, drafting_kernels
@@ -319,8 +319,11 @@ class DeviceSteps(ModelSteps):
                 draft.catch_up(request.running.known, request.running.sequence)
 
 
-def step_kernels() -> list[Specialization]:
-    """The kernels of the steps of any model, with and without drafts and masks, besides those of passes."""
+def step_kernels(n_owners: int = 1) -> list[Specialization]:
+    """The kernels of the steps of any model, with and without drafts and masks, besides those of passes; n_owners: the number
+    of GPUs that share its layers."""
     choices = dict.fromkeys(kernel for greedy in (True, False) for kernel in DeviceSampler.kernels(greedy, True))
     others = permit.permit(permit.THREADS), *digest.kernels(), accept.lay_out()
-    return [*choices, *others, *drafting_kernels()]
+    groups = sample.owned_groups(n_owners)
+    owned = [sample.maxima(groups, sample.WARPS), sample.argmax(n_owners * groups)] if n_owners > 1 else []
+    return [*choices, *owned, *others, *drafting_kernels()]

@@ -1,5 +1,6 @@
 """The interface of a backend whose device chooses tokens: it captures passes as graphs."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -52,11 +53,19 @@ class GraphOperations(Protocol):
     ) -> "Plan":
         """A recorded pass."""
 
+    def plan_maxima(self, forward: "Forward[Tensor]", rows: int, n_logits: int, mixed: bool = False) -> "Plan | None":
+        """A recorded pass whose result is, instead of logits, the largest of each row, as keys uint64 [n_logits, groups] of
+        groups of tokens (``engine/cuda/sample.py``).  None if a pass that returns logits takes no longer."""
+
+    def maxima(self, logits: "Tensor", first: int, groups: int) -> "Tensor":
+        """The largest logits of ``groups`` groups of columns, as such keys; first: the token of the first column."""
+
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """The number of rows that the recording of a pass of ``rows`` rows has."""
 
-    def include(self, plan: "Plan") -> None:
-        """Launch its kernels in a graph that ``device`` captures."""
+    def include(self, plan: "Plan", then: "Callable[[], None] | None" = None) -> None:
+        """Launch its kernels in a graph that ``device`` captures.  then: launches others on ``device``, which use the result;
+        only what follows them waits for the other devices of the pass."""
 
     def whole(self, plan: "Plan", graph: "Graph") -> "Graph | MeetingGraph":
         """A graph that includes a pass, as what one call launches on all of its devices."""

@@ -4,7 +4,9 @@ A step is one graph, as on a single GPU.  It has the kernels of all owners, and 
 run on the lead.  The rows of a step are in the memory of the lead, from where all owners copy them.
 """
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,8 +14,10 @@ from numpy.typing import DTypeLike
 from engine.arrays import Batch
 from engine.decode.graph_operations import GraphOperations
 from engine.group.backend import DeviceGroup
+from engine.group.values import Divided, Whole
 from engine.ops.device import DeviceOperations
 from engine.ops.executor import Forward
+from engine.shares import Cut
 
 if TYPE_CHECKING:
     # The packages that these need are optional.
@@ -62,13 +66,22 @@ class GroupOperations:
         """A recorded pass of all owners."""
         return self._lead.plan(self._group.of_all(forward), rows, n_logits, inputs, mixed)
 
+    def plan_maxima(self, forward: "Forward[Tensor]", rows: int, n_logits: int, mixed: bool = False) -> "Plan":
+        """A recorded pass of all owners whose result is the largest logits that each has found among its own, as keys."""
+        return self.plan(_Maxima(self._group, forward), rows, n_logits, None, mixed)
+
+    def maxima(self, logits: "Tensor", first: int, groups: int) -> "Tensor":
+        """The largest logits of an array of the lead."""
+        return self._lead.maxima(logits, first, groups)
+
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """The number of rows that the recording of a pass has."""
         return self._lead.padded_rows(rows, mixed)
 
-    def include(self, plan: "Plan") -> None:
-        """Launch its kernels in a graph that ``device`` captures."""
-        self._lead.include(plan)
+    def include(self, plan: "Plan", then: Callable[[], None] | None = None) -> None:
+        """Launch its kernels in a graph that ``device`` captures.  then: launches others on the lead, which use the result;
+        only what follows them waits for the other owners."""
+        self._lead.include(plan, then)
 
     def whole(self, plan: "Plan", graph: "Graph") -> "Graph | MeetingGraph":
         """A graph that includes a pass, as what one call launches on all of its devices."""
@@ -85,6 +98,31 @@ class GroupOperations:
     def shares_memory_with(self, other: DeviceOperations) -> bool:
         """Whether the other backend is this group, or uses the device object of its lead."""
         return other is self._group or self._lead.shares_memory_with(other)
+
+
+@dataclass(frozen=True)
+class _Maxima:
+    """A pass of a group that returns the largest logits of each row, as keys."""
+
+    group: DeviceGroup
+    forward: Forward[Any]
+
+    def __call__(self, batch: Batch[Any], n_logits: int) -> Any:
+        from engine.cuda.sample import owned_groups
+
+        logits, owners = self.forward(batch, n_logits), cast(Sequence[GraphOperations], self.group.owners)
+        assert logits is not None, "no logits are wanted"
+        if not isinstance(logits, Divided) or any(len(runs) > 1 for runs in logits.cut.runs):
+            return Whole([owners[0].maxima(logits.whole().copies[0], 0, owned_groups(1))])
+        (rows, _), n, groups = logits.shape, len(owners), owned_groups(len(owners))
+        # A key is two of the words in which owners exchange columns.
+        words = [
+            replace(ops.maxima(part, first, groups), shape=(rows, 2 * groups), dtype=np.float32)
+            for ops, part, ((first, _),) in zip(owners, logits.parts, logits.cut.runs, strict=True)
+        ]
+        cut = Cut(tuple(((2 * groups * i, 2 * groups * (i + 1)),) for i in range(n)))
+        found = Divided(cut, words, self.group.gathered).whole()
+        return Whole([replace(copy, shape=(rows, n * groups), dtype=np.uint64) for copy in found.copies])
 
 
 def graph_operations(ops: DeviceOperations) -> GraphOperations | None:

@@ -8,7 +8,7 @@ from engine.cuda import accept, digest
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Graph
 from engine.cuda.runtime.plans import decode_size, padded
-from engine.cuda.runtime.tensor import Tensor
+from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.device_drafts import DeviceDrafts
 from engine.decode.device_sampler import DeviceSampler
 from engine.decode.graph_operations import GraphOperations
@@ -69,22 +69,36 @@ class StepGraphs:
         if key not in self._graphs:
             mixed = n > 1
             before = self._before.of(rows, mixed) if self._before is not None else None
-            self._ops.plan(self._compute, rows, rows, None, mixed)
+            # Only then do all logits have to be where tokens are chosen.
+            of_logits = not kind.greedy or kind.with_edit or apart or digested
+            self._plan(rows, mixed, of_logits)
             kernels: list[Specialization] = [accept.lay_out()]
             if drafts is not None and drafting:
                 kernels += drafts.kernels(count, drafted, rows, kind)
             if digested:
                 kernels += digest.kernels()
                 _ = self._chooser.digest_memory  # allocated before a capture begins
-            for kernel in [*kernels, *self._chooser.kernels(*kind)]:
-                self._device.load(kernel)  # before a capture begins
             place = self._rows.addresses(rows, mixed)
             lists = drafts.lists(kind.mode) if drafts is not None and drafting else None
-            plan = self._ops.plan(self._compute, rows, rows, None, mixed)
+            plan, has_logits = self._plan(rows, mixed, of_logits)
             assert plan.result is not None
             logits, stride = plan.result.address, plan.result.shape[-1]
             where = (logits, stride, rows, place, self._rows.at.address)
-            choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
+            if has_logits:
+                kernels += self._chooser.kernels(*kind)
+                choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
+            else:
+                kernels += self._chooser.kernels_of_maxima(stride)
+                choose = partial(self._chooser.launch_maxima, *where, n_entries=entries)
+            for kernel in kernels:
+                self._device.load(kernel)  # before a capture begins
+
+            def end() -> None:
+                if digested:
+                    self._chooser.launch_digests(logits, stride, rows, place)
+                if not apart:
+                    choose()
+
             parts: list[Graph | Launchable] = []
             if before is not None:
                 if drafts is not None and drafting:
@@ -95,11 +109,7 @@ class StepGraphs:
             with self._device.capture() as graph:
                 if drafts is not None and drafting and before is None:
                     drafts.launch(count, drafted, place, rows, kind)
-                self._ops.include(plan)
-                if digested:
-                    self._chooser.launch_digests(logits, stride, rows, place)
-                if not apart:
-                    choose()
+                self._ops.include(plan, end)
             last = self._ops.whole(plan, graph)
             whole = Launches([*parts, last]) if parts else last
             graphs = Graphs(whole, None)
@@ -109,3 +119,12 @@ class StepGraphs:
                 graphs = Graphs(whole, Choice(choice, logits, stride))
             self._graphs[key] = graphs
         return self._graphs[key]
+
+    def _plan(self, rows: int, mixed: bool, of_logits: bool) -> tuple[Plan, bool]:
+        """The pass of a step, and whether its result are logits; if not, it has the largest ones as keys.  of_logits: whether
+        it has to be logits."""
+        if not of_logits:
+            plan = self._ops.plan_maxima(self._compute, rows, rows, mixed)
+            if plan is not None:
+                return plan, False
+        return self._ops.plan(self._compute, rows, rows, None, mixed), True

@@ -142,9 +142,9 @@ class DeviceGroup:
         return self._divided[key][1][owner]
 
     def _with_cut(self, cut: Cut, parts: Sequence[Any]) -> Divided:
-        return Divided(cut, parts, self._gathered)
+        return Divided(cut, parts, self.gathered)
 
-    def _gathered(self, x: Divided) -> Whole:
+    def gathered(self, x: Divided) -> Whole:
         """The columns of all owners, at every owner."""
         if (found := self._to_gather(x)) is not None:
             gathering, x = found

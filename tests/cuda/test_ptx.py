@@ -264,7 +264,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "altup_leave": [()],
     "altup_predict": [()],
     "append": [(True, False), (False, True)],
-    "argmax": [(sample.GROUPS,)],
+    "argmax": [(sample.GROUPS,), (sample.OWNED_GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
     "attend_compressed": [
         compressed_attention.geometry(2048, *sizes, 128, 8, 132, shared, False, False).attend.constants
@@ -488,7 +488,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("Q4_K", 8, 3, True, "Q6_K"),
         ("IQ3_S", 4, 4, False, "Q5_K"),
     ],
-    "maxima": [(sample.GROUPS, sample.WARPS)],
+    "maxima": [(sample.GROUPS, sample.WARPS), (sample.owned_groups(2), sample.WARPS)],
     "mtp_input": [(), (4,)],
     "observe": [(32, False), (9, True), (128, False)],
     "place_columns": [()],

@@ -137,9 +137,10 @@ class Plans:
             self.include(plan)
         plan.graph = graph
 
-    def include(self, plan: Plan) -> None:
-        """Launch the kernels of a plan in a graph that is being captured on its first device."""
-        self._launch(plan, plan.launches)
+    def include(self, plan: Plan, then: Callable[[], None] | None = None) -> None:
+        """Launch the kernels of a plan in a graph that is being captured on its first device.  then: launches others there,
+        which use the result; only what follows them waits for the other devices."""
+        self._launch(plan, plan.launches, last=then)
 
     def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
         """A graph that includes a plan, as what one call launches on all of its devices."""
@@ -163,9 +164,16 @@ class Plans:
         with self._meeting(plan).turn():
             self._launch(plan, plan.launches[which], then)
 
-    def _launch(self, plan: Plan, launches: Sequence[Launch], then: Callable[[Launch], None] | None = None) -> None:
+    def _launch(
+        self,
+        plan: Plan,
+        launches: Sequence[Launch],
+        then: Callable[[Launch], None] | None = None,
+        last: Callable[[], None] | None = None,
+    ) -> None:
         """Launch kernels of a plan one by one, after everything that has been launched on its first device and before
-        everything that is launched there next."""
+        everything that is launched there next.  then: called after each kernel has ended; last: called at the end, before the
+        first device waits for the others."""
         meeting = self._meeting(plan)
         meeting.part()
         for i, launch in enumerate(launches):
@@ -176,6 +184,8 @@ class Plans:
             if then is not None:
                 device.synchronize(f"the kernel {launch.kernel.name}")
                 then(launch)
+        if last is not None:
+            last()
         meeting.gather()
 
     @staticmethod

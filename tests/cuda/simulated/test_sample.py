@@ -63,7 +63,7 @@ class Machine:
             run(sample.edit(32), n, 32, [*shape[:2], params, *where], seed=seed)
         if self.simulate_maxima:
             grid = (self.groups // self.warps, n)
-            run(sample.maxima(self.groups, self.warps), grid, 32 * self.warps, [*shape, self.best], seed=seed)
+            run(sample.maxima(self.groups, self.warps), grid, 32 * self.warps, [*shape, 0, self.best], seed=seed)
         else:
             self.best[:n] = [maxima_of(row[:n_vocab], self.groups) for row in logits]
         if sampler.params.greedy:
@@ -119,7 +119,7 @@ def test_maxima(n: int, groups: int, warps: int) -> None:
     """1500 logits are more than a lane loads at once."""
     for kind in ("normal", "rising"):
         logits, best = logits_of(n, n, kind), np.full(groups, 12345, np.uint64)
-        run(sample.maxima(groups, warps), (groups // warps, 1), 32 * warps, [logits, n, n, best], seed=n)
+        run(sample.maxima(groups, warps), (groups // warps, 1), 32 * warps, [logits, n, n, 0, best], seed=n)
         assert np.array_equal(best, maxima_of(logits, groups))
 
 
@@ -356,7 +356,7 @@ class FakeDevice:
         pointers = [isinstance(kind, types.CPointer) for kind in specialization.kernel.arguments]
         given: list[Any] = [self.at(a) if p else a for a, p in zip(arguments, pointers, strict=True)]
         if specialization.kernel is sample.maxima and not self.simulate_maxima:
-            logits, stride, n_vocab, best = given
+            logits, stride, n_vocab, _, best = given
             for row in range(grid[1]):
                 x = logits.view(np.float32)[row * stride :][:n_vocab]
                 best.view(np.uint64).reshape(-1, sample.GROUPS)[row] = maxima_of(x, sample.GROUPS)

@@ -256,7 +256,7 @@ class Device(SimulatedDevice):
         if specialization.kernel is not sample.maxima or self.capturing:
             super().launch(specialization, grid, block, arguments, percent)
             return
-        logits, stride, n_vocab, best = arguments
+        logits, stride, n_vocab, _, best = arguments
         assert isinstance(grid, tuple)
         for row in range(grid[1]):
             x = self.at(logits + 4 * stride * row, 4 * n_vocab).view(np.float32)
