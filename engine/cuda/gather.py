@@ -13,7 +13,7 @@ Reduction order: that of the kernels without packets.
 Bytes moved: 8 per own element and other owner over the links; 8 per element, read again until it has come.
 
 A packet is stored and loaded as one word of 64 bits, so that a value cannot come without its number, and no order of several
-packets matters.  Numbers differ within a pass, and ``clear_packets`` begins a pass.  A packet that has not come after
+packets matters.  Numbers differ within a pass, and ``clear_packets`` ends a pass.  A packet that has not come after
 ``polls`` loads sets ``state``, so that later kernels of the pass wait no longer, and ``alarm`` in the memory of the host.
 With polls = 0 a kernel only gives.
 
@@ -73,20 +73,23 @@ PACKETS = (U32P, *[U32P] * PEERS, I32P, I32P)
 """The types of here, the packets of the other owners, state and alarm."""
 
 
-@kernel(U32P, i32, I32P, threads=RUN)
+@kernel(U32P, i32, i32, I32P, threads=RUN)
 def clear_packets() -> KernelCode:
-    """No packet has come: here uint32 [n].  Grid: ceil(n / 1024)."""
+    """No packet has come to any place: here uint32 [n] of each, which are ``apart`` words apart.
+
+    Grid: (ceil(n / 1024), places).
+    """
 
     @cuda.jit
-    def clear_packets(here, n, state):
+    def clear_packets(here, n, apart, state):
         let_next_begin()
         wait_for_inputs()
-        i = I(cuda.blockIdx.x * 4 * RUN + cuda.threadIdx.x)
+        place, i = I(I(cuda.blockIdx.y) * apart), I(cuda.blockIdx.x * 4 * RUN + cuda.threadIdx.x)
         for _ in range(4):
             if i < n:
-                here[i] = u32(0)
+                here[I(place + i)] = u32(0)
             i = I(i + RUN)
-        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+        if cuda.blockIdx.x == 0 and cuda.blockIdx.y == 0 and cuda.threadIdx.x == 0:
             state[0] = I(0)
 
     return clear_packets

@@ -1,7 +1,7 @@
 """An absent GPU as a compile target: it has sizes, accepts all writes, and runs nothing."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ class Target:
     def write(self, address: int, array: np.ndarray) -> None:
         """Nothing."""
 
-    def alarm(self, sentence: str) -> int:
+    def alarm(self, sentence: str, then: Callable[[], None]) -> int:
         """An unused address."""
         return self.allocate(4, "").address
 

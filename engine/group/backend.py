@@ -532,6 +532,12 @@ class DeviceGroup:
         if self._gathering is not None:
             self._gathering.begin(rows)
 
+    def end(self) -> None:
+        """The pass has been recorded: let it end, and keep none of its arrays."""
+        if self._gathering is not None:
+            self._gathering.end()
+        self._read = ()
+
     def batch(self, batch: Batch[Any]) -> Batch[Whole]:
         """The rows of a pass, which are in the memory of the lead, copied to that of every owner."""
         each = [batch, *(ops.own_rows(batch) for ops in self.owners[1:])]
@@ -546,10 +552,6 @@ class DeviceGroup:
         parts = [ops.plain(part) for ops, part in zip(self.owners, result.parts, strict=True)]
         self.lead.meet()
         return self._joined(self.lead, result.cut, parts)
-
-    def forget(self) -> None:
-        """Keep no array of the pass that has been recorded."""
-        self._read = ()
 
     def inputs(self) -> Batch[Any] | None:
         return self.lead.inputs()
@@ -650,7 +652,7 @@ class _Together:
         with self.group.recording():
             result = self.forward(self.group.batch(batch), n_logits)
             found = None if result is None else self.group.of_lead(result)
-        self.group.forget()
+            self.group.end()
         return found
 
 

@@ -17,6 +17,9 @@ class Gathering(Protocol):
     def begin(self, rows: int) -> None:
         """Another pass of so many rows is recorded from now on."""
 
+    def end(self) -> None:
+        """All exchanges of the pass have been recorded."""
+
     def takes(self, rows: int, cut: Cut) -> bool:
         """Whether columns of so many rows, divided in this way, can be brought together in the pass that is recorded."""
 

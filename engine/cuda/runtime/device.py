@@ -11,6 +11,7 @@ import ctypes
 import gc
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -174,8 +175,8 @@ class Device:
         #: The pinned buffer for asynchronous copies, and the number of its bytes in use.
         self._staging: np.ndarray | None = None
         self._staged_bytes = 0
-        #: Words that kernels set, each with what it means.
-        self._alarms: list[tuple[np.ndarray, str]] = []
+        #: Words that kernels set, each with what it means and what is done then.
+        self._alarms: list[tuple[np.ndarray, str, weakref.WeakMethod[Callable[[], None]]]] = []
         #: Whether another device reads the memory of this one, in another stream.
         self._is_reached = False
         self._limit = limit
@@ -449,20 +450,23 @@ class Device:
             return None
         return _Owner(self._driver.cuMemHostUnregister, pointer)
 
-    def alarm(self, sentence: str) -> int:
-        """The address of an int32 in host memory.  After a kernel has set it, the next wait for the device raises DeviceError
-        with this sentence."""
+    def alarm(self, sentence: str, then: Callable[[], None]) -> int:
+        """The address of an int32 in host memory.  After a kernel has set it, the next wait for the device calls the method
+        ``then``, if its object still exists, and raises DeviceError with this sentence."""
         word, address = self.pinned((1,), np.int32)
-        self._alarms.append((word, sentence))
+        self._alarms.append((word, sentence, weakref.WeakMethod(then)))
         return address
 
     def check_alarms(self) -> None:
         """Raise DeviceError if a kernel has set an alarm, and forget all of them."""
-        said = [sentence for word, sentence in self._alarms if word[0]]
+        said = [(sentence, then) for word, sentence, then in self._alarms if word[0]]
         if said:
-            for word, _ in self._alarms:
+            for word, *_ in self._alarms:
                 word[0] = 0
-            raise DeviceError(said[0])
+            for _, of_object in said:
+                if (then := of_object()) is not None:
+                    then()
+            raise DeviceError(said[0][0])
 
     def runs_beside(self, other: "Device") -> bool:
         """Whether kernels of both devices run at the same time, whatever the number of their blocks."""

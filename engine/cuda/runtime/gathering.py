@@ -3,6 +3,9 @@
 Packets have two places, which exchanges use in turn.  An owner gives into a place for the second time only after it has taken
 the packets of the exchange between, and those come from an owner that has taken the ones before.
 
+Every owner clears its packets at the end of a pass.  The next pass starts after that, so its exchanges find no number of this
+one.  Packets may also come after that if an owner has been given up, so the host clears them, too, when it says so.
+
 If the columns are what the latest product of every owner computes, the products give them, so that the way over the links
 overlaps their end.  Nothing has been exchanged since, so this is still the order in which packets are taken.  Otherwise the
 kernels of the exchange give.
@@ -23,6 +26,7 @@ from engine.arrays import Role
 from engine.cuda import gather
 from engine.cuda.products import dense, quantize
 from engine.cuda.rows import NARROW_ROWS
+from engine.cuda.runtime.device import Buffer
 from engine.cuda.runtime.plans import Plans
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
@@ -168,6 +172,15 @@ def _results(part: Tensor | Deferred) -> list[Tensor]:
     return [part] if isinstance(part, Tensor) else []
 
 
+def record_clearing(
+    recorders: Sequence[Recorder], packets: Sequence[Buffer], states: Sequence[Buffer], n: int, size: int
+) -> None:
+    """Record the launches with which all owners clear the first ``n`` words of both places of packets, of ``size`` bytes."""
+    for recorder, memory, state in zip(recorders, packets, states, strict=True):
+        grid, given = (-(-n // (4 * quantize.RUN)), 2), (memory.address, n, size // 4, state.address)
+        recorder.launch(gather.clear_packets(), grid, quantize.RUN, given)
+
+
 class PacketGathering:
     """The exchanges of owners that access each other's memory (``engine.ops.gathering.Gathering``).
 
@@ -184,13 +197,17 @@ class PacketGathering:
         self._size = 2 * 8 * self._most * quantize.RUN
         self._packets = [device.allocate(2 * self._size, WHAT) for device in devices]
         self._states = [device.allocate(4, WHAT) for device in devices]
+        #: All memory that is zero between passes.
+        self.cleared = [*zip(devices, self._packets, strict=True), *zip(devices, self._states, strict=True)]
+        self.clear()
         # One for all, since several of them may wait in vain for the same reason.
         self.alarm = devices[0].alarm(
             f"{devices[0].name} has waited too long for another GPU; run again, and if it persists, give each GPU some of "
-            'the layers (split_mode="layer").'
+            'the layers (split_mode="layer").',
+            self.clear,
         )
         self._polls = gather.POLLS
-        #: The number of exchanges of the pass, and whether its packets are cleared.
+        #: The number of exchanges of the pass, and whether it has any.
         self._latest, self._is_open = 0, False
         self.waits = all(one is other or one.runs_beside(other) for one in devices for other in devices)
         self.waits = self.waits and len(set(devices)) == len(devices) and self._works()
@@ -199,6 +216,11 @@ class PacketGathering:
 
     def begin(self, rows: int) -> None:
         self._latest, self._is_open = 0, False
+
+    def end(self) -> None:
+        if self._is_open:
+            # Gates may come in addition to what they multiply.
+            record_clearing(self._recorders, self._packets, self._states, self._size // 4, self._size)
 
     def takes(self, rows: int, cut: Cut) -> bool:
         if self._recorders[0].role is not Role.DECODE or rows > NARROW_ROWS or cut.period is None:
@@ -209,7 +231,7 @@ class PacketGathering:
         return [rows.plain(recorder) for recorder, rows in zip(self._recorders, self.inputs(parts, cut), strict=True)]
 
     def inputs(self, parts: Sequence[Any], cut: Cut) -> list[_Rows]:
-        self._open()
+        self._is_open = True
         exchange = _Exchange(cut, parts)
         if not self.waits:
             self._give(exchange)
@@ -223,16 +245,10 @@ class PacketGathering:
 
     # --- launches --------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        """Clear the packets before the first exchange of a pass."""
-        if self._is_open:
-            return
-        self._is_open = True
-        n = self._size // 2
-        for recorder, packets, state in zip(self._recorders, self._packets, self._states, strict=True):
-            given = packets.address, n, state.address
-            recorder.launch(gather.clear_packets(), (-(-n // (4 * quantize.RUN)),), quantize.RUN, given)
-        self._recorders[0].meet()
+    def clear(self) -> None:
+        """Zero the packets of all owners after all passes that have been started."""
+        for device, memory in self.cleared:
+            device.clear(memory.address, memory.n_bytes)
 
     def _give(self, exchange: _Exchange) -> None:
         """Let every owner give, and then wait for all of them."""
@@ -329,3 +345,4 @@ class PacketGathering:
             return False
         finally:
             self._polls = gather.POLLS
+            self.clear()

@@ -15,7 +15,7 @@ from engine.arrays import Role
 from engine.cuda import gather, wide_gather, wide_gather_norm
 from engine.cuda.products import quantize
 from engine.cuda.rows import NARROW_ROWS
-from engine.cuda.runtime.gathering import WHAT, PacketGathering
+from engine.cuda.runtime.gathering import WHAT, PacketGathering, record_clearing
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
 from engine.cuda.runtime.values import Deferred, Normalized, given, plain, quantized
@@ -94,9 +94,10 @@ class _WideRows(Deferred):
         cut, (rows, columns), of = self._cut, self.shape, self._of
         if layout in quantize.BLOCKS and all(edge % unit == 0 for runs in cut.runs for run in runs for edge in run):
             blocks, units = -(-rows // (8 * layout)), _runs_of(cut, 1, unit)
-            if blocks * units.words * quantize.block_parts(layout)[2] <= of.most_words:
+            words = blocks * units.words * quantize.block_parts(layout)[2]
+            if words <= of.most_words:
                 kernel, own, block_rows = given(recorder, self._part, layout, of.n_owners - 1)
-                places, packets = of.arguments(units, self._owner, self._number(), units.words)
+                places, packets = of.arguments(units, self._owner, self._number(), units.words, words)
                 to = recorder.int8(unit, rows, columns, layout=layout)
                 grid = 8 * layout * blocks // block_rows, self._part.shape[1] // unit
                 arguments = (*own, min(of.takers, grid[0] * grid[1]), *places, *packets, to.q)
@@ -163,8 +164,11 @@ class WideGathering:
         self._size = 8 * WORDS * DECODE_ANSWERS
         self._packets = [device.allocate(2 * self._size, WHAT) for device in devices] if narrow.waits else []
         self._states = [device.allocate(4, WHAT) for device in devices]
-        #: The rows of the pass, the number of its exchanges, and whether its packets are cleared.
-        self._rows, self._latest, self._is_open = 0, 0, False
+        for memory in (self._packets, self._states):
+            narrow.cleared += zip(devices, memory, strict=False)
+        narrow.clear()
+        #: The rows of the pass, the number of its exchanges, and the most words of one of them.
+        self._rows, self._latest, self._used = 0, 0, 0
 
     @property
     def waits(self) -> bool:
@@ -174,8 +178,13 @@ class WideGathering:
     # --- a pass ----------------------------------------------------------------------------------------------------
 
     def begin(self, rows: int) -> None:
-        self._rows, self._latest, self._is_open = rows, 0, False
+        self._rows, self._latest, self._used = rows, 0, 0
         self.narrow.begin(rows)
+
+    def end(self) -> None:
+        self.narrow.end()
+        if self._used:
+            record_clearing(self._recorders, self._packets, self._states, 2 * self._used, self._size)
 
     @property
     def _is_narrow(self) -> bool:
@@ -201,23 +210,10 @@ class WideGathering:
         ]
 
     def _whole(self, parts: Sequence[Any], cut: Cut) -> list[_WideRows]:
-        self._open()
         exchange = _WideExchange(cut, parts)
         return [_WideRows(self, exchange, i) for i in range(self.n_owners)]
 
     # --- launches --------------------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        """Clear the packets before the first exchange of a pass."""
-        if self._is_open:
-            return
-        self._is_open = True
-        n = 2 * self.most_words
-        for recorder, packets, state in zip(self._recorders, self._packets, self._states, strict=True):
-            for at in (packets.address, packets.address + self._size):
-                grid = (-(-n // (4 * quantize.RUN)),)
-                recorder.launch(gather.clear_packets(), grid, quantize.RUN, (at, n, state.address))
-        self._recorders[0].meet()
 
     @property
     def most_words(self) -> int:
@@ -261,9 +257,11 @@ class WideGathering:
             recorder.launch(kernel, (x, y), quantize.RUN, (*given, *places, *packets, found), result=out)
 
     def arguments(
-        self, runs: _Runs, owner: int, number: int, n: int
+        self, runs: _Runs, owner: int, number: int, n: int, words: int = 0
     ) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """Arguments of a launch that gives and takes: ``gather.PLACES`` and ``gather.PACKETS``."""
+        """Arguments of a launch that gives and takes: ``gather.PLACES`` and ``gather.PACKETS``.  words: those of the exchange,
+        if its runs do not count words."""
+        self._used = max(self._used, words or runs.words)
         places = n, runs.period, *runs.own[owner], number, gather.POLLS
         return places, self._packets_of(owner, number)
 

@@ -147,7 +147,7 @@ class SimulatedDevice:
         self._next = number * SPACE
         _devices[number] = self
         self.peers: list[SimulatedDevice] = []
-        self.alarms: list[tuple[np.ndarray, str]] = []
+        self.alarms: list[tuple[np.ndarray, str, Any]] = []
         self.capturing: SimulatedGraph | None = None
 
     # --- memory ------------------------------------------------------------------------------------------------
@@ -254,17 +254,20 @@ class SimulatedDevice:
         array = np.zeros(shape, dtype) if zeroed else np.full(shape, 0xFF, dtype)
         return array, self._map(array.reshape(-1).view(np.uint8))
 
-    def alarm(self, sentence: str) -> int:
+    def alarm(self, sentence: str, then: Callable[[], None]) -> int:
         word, address = self.pinned((1,), np.int32)
-        self.alarms.append((word, sentence))
+        self.alarms.append((word, sentence, weakref.WeakMethod(then)))
         return address
 
     def check_alarms(self) -> None:
-        said = [sentence for word, sentence in self.alarms if word[0]]
+        said = [(sentence, then) for word, sentence, then in self.alarms if word[0]]
         if said:
-            for word, _ in self.alarms:
+            for word, *_ in self.alarms:
                 word[0] = 0
-            raise DeviceError(said[0])
+            for _, of_object in said:
+                if (then := of_object()) is not None:
+                    then()
+            raise DeviceError(said[0][0])
 
     def runs_beside(self, other: "SimulatedDevice") -> bool:
         return False
@@ -347,3 +350,4 @@ def use_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (driver, real):
         monkeypatch.setattr(module, "require_gpu", lambda: None)
     monkeypatch.setattr(sample, "GROUPS", 32)
+    monkeypatch.setattr(sample, "OWNED_GROUPS", 64)

@@ -78,6 +78,7 @@ def same_everywhere(
         of.begin(shape[0])
         with one.together(recorders[1:]):
             found.extend(together())
+            of.end()
 
     def single() -> None:
         expected.extend(alone())
@@ -96,6 +97,13 @@ def same_everywhere(
     for _ in range(2):
         plans.start_whole(plan)
         check_owners(devices, found, wanted, read)
+        check_cleared(of)
+
+
+def check_cleared(of: PacketGathering) -> None:
+    """No owner has a packet of the pass any more."""
+    for device, memory in of.cleared:
+        assert not device.read(memory.address, (memory.n_bytes,), np.uint8).any()
 
 
 def check_owners(

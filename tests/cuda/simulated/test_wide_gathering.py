@@ -32,7 +32,7 @@ from engine.ops.activation import SWIGLU
 from engine.shares import Cut, HeadRows, even_cut
 from engine.synthetic.model import make_model
 from tests.cuda.simulated.device import WaitingDevice, use_simulated
-from tests.cuda.simulated.test_gathering import check_owners, connected, uploaded
+from tests.cuda.simulated.test_gathering import check_cleared, check_owners, connected, uploaded
 from tests.cuda.simulated.test_group import SHAPE
 
 ROWS = 17
@@ -97,6 +97,7 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
                 pairs = list(zip(recorders, values(), strict=True))
                 assert all(x.shape == (ROWS, n) for _, x in pairs)
                 found.append([quantized(recorder, x, unit, layout=4 if warpgroups else None) for recorder, x in pairs])
+            of.end()
         return whole[0]
 
     expected: list[Any] = []
@@ -128,8 +129,10 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
         return [part.transpose(0, 2, 1, 3).reshape(tiles * 8, -1)[:ROWS].tobytes() for part in parts]
 
     wanted = [[up.tobytes()], *(read(value, devices[0]) for value in expected)]
-    plans.start_whole(plan)
-    check_owners(devices, found, wanted, read)
+    for _ in range(2):
+        plans.start_whole(plan)
+        check_owners(devices, found, wanted, read)
+        check_cleared(of.narrow)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +177,7 @@ def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypa
         with recorders[0].together(recorders[1:]):
             pairs = zip(recorders, of.inputs(owned, cut), strict=True)
             found.extend(quantized(recorder, x, 256, layout=4) for recorder, x in pairs)
+        of.end()
 
     def single() -> None:
         expected.append(quantized(recorders[0], whole, 256, layout=4))
@@ -189,6 +193,7 @@ def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypa
         return rows_of(device.read(x.q.address, x.q.shape, x.q.dtype), n, 4)
 
     check_owners(devices, [found], [read(expected[0], devices[0])], read)
+    check_cleared(of.narrow)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,6 @@ def test_chains_come_together(rows: int, cut: Cut, n_chains: int, add: bool, mon
     def forward() -> Tensor:
         of.begin(rows)
         with recorders[0].together(recorders[1:]):
-            of.arrays(first, cut)  # opens the pass
             for recorder, (own, rest), n, count in zip(recorders, given, strips, cut.counts, strict=True):
                 out, added = recorder.empty((rows, count)), rest if add else None
                 arguments = (own, out, out, out, added or 0, add, n, n, n, count, 0, 0, n_chains, rows)
@@ -234,9 +238,6 @@ def test_chains_come_together(rows: int, cut: Cut, n_chains: int, add: bool, mon
             found.extend(quantized(recorder, x, unit, layout=4 if unit == 256 else None) for recorder, x in pairs)
         return parts[0]
 
-    first = [
-        uploaded(device, weight[:count].reshape(1, count)) for device, count in zip(devices, cut.counts, strict=True)
-    ]
     plan = recorders[0].record(forward)
     names = [launch.kernel.kernel.name for launch in plan.launches if launch.device == 0]
     assert names[-1] == "wide_gather_norm_quantize" and "matmul_chains" not in names
