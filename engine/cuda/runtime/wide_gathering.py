@@ -259,8 +259,8 @@ class WideGathering:
     def arguments(
         self, runs: _Runs, owner: int, number: int, n: int, words: int = 0
     ) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
-        """Arguments of a launch that gives and takes: ``gather.PLACES`` and ``gather.PACKETS``.  words: those of the exchange,
-        if its runs do not count words."""
+        """Arguments of a launch that gives and takes: ``gather.PLACES`` and ``gather.PACKETS``.  words: those of the
+        exchange, if its runs do not count words."""
         self._used = max(self._used, words or runs.words)
         places = n, runs.period, *runs.own[owner], number, gather.POLLS
         return places, self._packets_of(owner, number)

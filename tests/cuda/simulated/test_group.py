@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from engine.cuda.intrinsics import SIMULATED
@@ -16,19 +17,23 @@ if not SIMULATED:
 
 import engine
 from engine import loading
+from engine.cuda import sample
 from engine.cuda.backend import Backend
+from engine.cuda.runtime import gathering
+from engine.decode.group_operations import graph_operations
 from engine.errors import DeviceError
 from engine.group.backend import DeviceGroup
+from engine.group.values import Divided
 from engine.models.config import DFLASH
 from engine.models.delta_net_config import DeltaNetConfig
 from engine.models.network_config import ExpertsConfig
-from engine.ops.operations import Ops
+from engine.shares import even_cut
 from engine.speculative import passes
 from engine.synthetic.dflash import DFlashShape
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Gemma4Shape, Shape
 from engine.synthetic.shapes import shapes
-from tests.cuda.simulated.device import SimulatedDevice, use_simulated
+from tests.cuda.simulated.device import SimulatedDevice, WaitingDevice, use_simulated
 from tests.cuda.simulated.test_parity import SHAPES
 from tests.cuda.simulated.test_stages import PROMPT, facts
 
@@ -57,13 +62,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     use_simulated(monkeypatch)
 
 
-def group(n: int, n_devices: int) -> Ops:
-    devices: list[Any] = [SimulatedDevice(i) for i in range(n_devices)]
+def group(n: int, n_devices: int, kind: type[SimulatedDevice] = SimulatedDevice) -> Any:
+    devices: list[Any] = [kind(i) for i in range(n_devices)]
     owners = [Backend(0, devices[i % n_devices], 16) for i in range(n)]
     for one in owners:
         for other in owners:
             one.reach(other)
-    return cast(Ops, DeviceGroup(cast(Any, owners)))
+    return DeviceGroup(cast(Any, owners))
 
 
 @pytest.mark.thorough
@@ -123,6 +128,51 @@ def test_the_lead_chooses_tokens(drafts: str, tmp_path: Path, monkeypatch: pytes
     for kernels in (("draw",), ("begin_draft",) if drafts != "none" else ("accept",)):
         assert {number for number, name in started if name.startswith(kernels)} == {0}, kernels
     assert {number for number, name in started if name.startswith("matmul_give")} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("n", "kind", "rows"), [(3, WaitingDevice, 17), (2, WaitingDevice, 8), (2, SimulatedDevice, 8)]
+)
+def test_owners_find_the_largest_of_their_own_logits(
+    n: int, kind: type[SimulatedDevice], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all, and of equal ones that of the lowest token, whoever has it; no logits are exchanged."""
+    monkeypatch.setattr(SimulatedDevice, "multiprocessors", 8)
+    monkeypatch.setattr(gathering, "TRIAL", 1)
+    cut = even_cut(289, n)
+    assert cut is not None
+    (_, border), last = cut.runs[0][0], 288
+    logits = np.random.default_rng(n).standard_normal((rows, 289)).astype(np.float32)
+    logits[0, [border - 1, border]] = 9.0
+    logits[1, [border, last]] = 9.0
+    logits[2] = 0.5
+    logits[3] = -1.0
+    logits[3, border - 1], logits[3, last] = -0.0, 0.0
+    logits[4] = -np.inf
+    logits[5] = -np.inf
+    logits[5, last] = -3.0
+    logits[6, last] = np.inf
+    logits[7, 0], logits[7, last] = np.inf, np.nan
+    owners = group(n, n, kind)
+    ops = graph_operations(owners)
+    assert ops is not None
+    parts = []
+    for owner, ((first, end),) in zip(owners.owners, cut.runs, strict=True):
+        parts.append(owner.upload(np.ascontiguousarray(logits[:, first:end])))
+
+    def forward(batch: Any, n_logits: int) -> Any:
+        return Divided(cut, parts, owners.gathered)
+
+    plan = ops.plan_maxima(forward, rows, rows)
+    assert plan is not None and plan.result is not None
+    ops.whole(plan, cast(Any, plan.graph)).launch()
+    device, groups = ops.device, plan.result.shape[1]
+    found = ops.zeros((rows,), np.int32)
+    device.launch(sample.argmax(groups), rows, groups, [plan.result.address, found.address])
+    expected = logits.argmax(axis=1)
+    expected[[4, 6, 7]] = sample.BANNED, sample.INFINITE, sample.NAN
+    assert device.read(found.address, (rows,), np.int32).tolist() == expected.tolist()
+    assert all(launch.kernel.kernel.name != "place_columns" for launch in plan.launches) or kind is SimulatedDevice
 
 
 def test_a_gpu_that_fails_in_the_middle_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
