@@ -207,20 +207,20 @@ class PacketGathering:
             self.clear,
         )
         self._polls = gather.POLLS
-        #: The number of exchanges of the pass, and whether it has any.
-        self._latest, self._is_open = 0, False
+        #: The number of exchanges of the pass, and the most columns of all rows of one of them.
+        self._latest = self._used = 0
         self.waits = all(one is other or one.runs_beside(other) for one in devices for other in devices)
         self.waits = self.waits and len(set(devices)) == len(devices) and self._works()
 
     # --- a pass ----------------------------------------------------------------------------------------------------
 
     def begin(self, rows: int) -> None:
-        self._latest, self._is_open = 0, False
+        self._latest = self._used = 0
 
     def end(self) -> None:
-        if self._is_open:
-            # Gates may come in addition to what they multiply.
-            record_clearing(self._recorders, self._packets, self._states, self._size // 4, self._size)
+        if self._used:
+            # A packet is two words, and gates may come in addition to what they multiply.
+            record_clearing(self._recorders, self._packets, self._states, 4 * self._used, self._size)
 
     def takes(self, rows: int, cut: Cut) -> bool:
         if self._recorders[0].role is not Role.DECODE or rows > NARROW_ROWS or cut.period is None:
@@ -231,7 +231,6 @@ class PacketGathering:
         return [rows.plain(recorder) for recorder, rows in zip(self._recorders, self.inputs(parts, cut), strict=True)]
 
     def inputs(self, parts: Sequence[Any], cut: Cut) -> list[_Rows]:
-        self._is_open = True
         exchange = _Exchange(cut, parts)
         if not self.waits:
             self._give(exchange)
@@ -286,6 +285,7 @@ class PacketGathering:
         cut, pairs = exchange.cut, zip(self._recorders, map(_results, exchange.parts), strict=True)
         is_given = cut.period == cut.size and all(dense.computes(recorder, results) for recorder, results in pairs)
         self._latest += 1
+        self._used = max(self._used, exchange.parts[0].shape[0] * cut.size)
         if is_given:
             for i, recorder in enumerate(self._recorders):
                 (first, _), packets = cut.runs[i][0], self._packets_of(i, self._latest)[: 1 + gather.PEERS]
