@@ -262,7 +262,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     return {"path_or_name": path, "n_ctx": 16, "n_threads": 1, "device": "cuda:0,cuda:1", "split_mode": "tensor"}
 
 
-OPTIONS: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+OPTIONS: dict[str, Any] = {"max_tokens": 2, "temperature": 0}
 
 
 def test_gpus_that_wait_for_each_other(shared: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,12 +274,15 @@ def test_gpus_that_wait_for_each_other(shared: dict[str, Any], monkeypatch: pyte
     group: Any = llm.model.ops
     devices = [owner.device for owner in group.owners]
     assert group._gathering.waits
-    assert llm.complete(PROMPT, **OPTIONS).ids == expected
+    for _ in range(2):  # the second time, most of the prompt has been read
+        assert llm.complete(PROMPT, **OPTIONS).ids == expected
     plan = next(each for key, each in group.lead.plans.kept.items() if key[1] == 1)
     names = Counter(launch.kernel.kernel.name for launch in plan.launches if launch.device)
     assert names["gather_combine_quantize"] == names["take_quantize"] == 1 and names["gather_norm_quantize"] == 2
     assert names["matmul_give"] == 3  # the results of the output matrix, of gate and up, and of down
-    assert names["gather"] == names["quantize"] == names["activate"] == names["place_columns"] == names["combine"] == 0
+    assert names["quantize"] == names["activate"] == names["combine"] == 0
+    assert names["maxima"] == names["gather"] == 1  # of a greedy step, only the largest logits come together
+    assert all(launch.kernel.kernel.name != "place_columns" for launch in plan.launches)
     missing = devices[1].launch
 
     def drop(specialization: Any, grid: Any, block: int, arguments: Any) -> None:
