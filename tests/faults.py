@@ -1335,7 +1335,7 @@ FAULTS = (
         "here[I(place + i)] = u32(0)",
         "here[I(place + i)] = here[I(place + i)]",
         "a GPU that is ahead of another one computes with columns of the token before",
-        ("tests/cuda/simulated/test_gathering.py::test_gpus_that_wait_for_each_other",),
+        ("tests/cuda/simulated/test_gathering.py::test_columns_come_together",),
     ),
     Fault(
         "the first token of an owner",
