@@ -177,13 +177,16 @@ def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypa
         with recorders[0].together(recorders[1:]):
             pairs = zip(recorders, of.inputs(owned, cut), strict=True)
             found.extend(quantized(recorder, x, 256, layout=4) for recorder, x in pairs)
-        of.end()
+            of.end()
 
     def single() -> None:
         expected.append(quantized(recorders[0], whole, 256, layout=4))
 
     plan, alone = recorders[0].record(forward), recorders[0].record(single)
-    assert [launch.kernel.kernel.name for launch in plan.launches[-n:]] == ["wide_gather_combine_quantize"] * n
+    assert [launch.kernel.kernel.name for launch in plan.launches] == [
+        "wide_gather_combine_quantize",
+        "clear_packets",
+    ] * n
     plans = Plans(devices[0], recorders[0])
     for each in (alone, plan):
         plans.capture(each)
