@@ -187,7 +187,7 @@ def _matmul_warpgroups(
     rows, units = x.shape[0], x.shape[1] // quantize.RUN
     # The kernel finds the end of a matrix by its number of rows, so it must begin at its first one, unless tiles are whole.
     sizes = [
-        warpgroup_matmul.Size(sum(w.tiles for w in weights), not any(w.rows % TILE for w in weights))
+        warpgroup_matmul.ProductSize(sum(w.tiles for w in weights), not any(w.rows % TILE for w in weights))
         for weights, _ in products
     ]
     any_layout = not isinstance(x, Deferred) or x.any_layout

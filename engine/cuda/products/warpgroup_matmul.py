@@ -78,7 +78,7 @@ def _time(shape: TileShape, rows: int, tiles: int, units: int, multiprocessors: 
     return -(-x * y * z // multiprocessors) * block + (JOIN_TIME + moved / JOIN_RATE if z > 1 else 0)
 
 
-class Size(NamedTuple):
+class ProductSize(NamedTuple):
     """The size of a product: the number of tiles of 16 weight rows, and whether each matrix has whole ones."""
 
     tiles: int
@@ -110,7 +110,7 @@ def launches_of(rows: int, tiles: int, units: int, multiprocessors: int, columns
 
 
 def launches_of_all(
-    rows: int, sizes: Sequence[Size], units: int, multiprocessors: int, any_layout: bool
+    rows: int, sizes: Sequence[ProductSize], units: int, multiprocessors: int, any_layout: bool
 ) -> list[Launches]:
     """The launches of products with the same activations, whose blocks have the same number of columns: all of the rows, or
     fewer, if that should take less time, because more blocks fill all multiprocessors evenly.

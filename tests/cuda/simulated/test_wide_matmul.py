@@ -285,7 +285,7 @@ def test_shapes_for_an_h200(rows: int, n_rows: int, units: int, expected: tuple[
 )
 def test_narrower_blocks(rows: int, n_rows: int, units: int, expected: tuple[int, int, int]) -> None:
     """Where blocks of fewer rows fill all multiprocessors evenly, weights are read more than once."""
-    size = warpgroup_matmul.Size(n_rows // 16, True)
+    size = warpgroup_matmul.ProductSize(n_rows // 16, True)
     (((_, shape),),) = warpgroup_matmul.launches_of_all(rows, [size], units, 132, True)
     assert shape == warpgroup_chain.TileShape(*expected)
     widest = warpgroup_matmul.launches_of_all(rows, [size], units, 132, False)
