@@ -17,30 +17,21 @@ class Queue:
     def __init__(self, gpu: int) -> None:
         self.info = SimpleNamespace(index=gpu)
         self.before: set[str] = set()
-        self.n_queued = 0
-
-    def launch(self, name: str) -> None:
-        """What is launched next starts after it, too."""
-        self.before.add(name)
-        self.n_queued += 1
 
     def mark(self) -> "Point":
         return Point(self)
 
     def follow(self, mark: "Point") -> None:
         self.before |= mark.before
-        self.n_queued += 1
 
 
 class Point:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self.before: set[str] = set()
-        self.n_set = 0
 
     def set(self) -> None:
         self.before = set(self._queue.before)
-        self.n_set += 1
 
 
 class Pass:
@@ -49,21 +40,16 @@ class Pass:
     def __init__(self, name: str, gpus: str) -> None:
         self.name, self.gpus = name, gpus
         self.before: set[str] = set()
-        self.queues: Any = [Queue(int(gpu)) for gpu in gpus]
-        self._meeting = Meeting(self.queues)
-
-    @property
-    def n_waits(self) -> int:
-        """How often the first queue has waited for the other one."""
-        return self._meeting._marks[self.queues[1]].n_set  # type: ignore[attr-defined,no-any-return]
+        self._queues: Any = [Queue(int(gpu)) for gpu in gpus]
+        self._meeting = Meeting(self._queues)
 
     def start(self) -> None:
         graph: Any = SimpleNamespace(launch=self._launch)
         MeetingGraph(self._meeting, graph).launch()
 
     def _launch(self) -> None:
-        self.before |= self.queues[0].before
-        self.queues[0].launch(self.name)
+        self.before |= self._queues[0].before
+        self._queues[0].before.add(self.name)
 
 
 def test_passes_on_the_same_gpu_run_one_after_another() -> None:
@@ -74,18 +60,6 @@ def test_passes_on_the_same_gpu_run_one_after_another() -> None:
         # A pass on a single GPU waits for no other one.
         shares = set(one.gpus) & set(other.gpus) and len(other.gpus) > 1
         assert (one.name in other.before) == bool(shares), (one.name, other.name)
-
-
-def test_a_pass_waits_for_what_is_queued_on_other_gpus() -> None:
-    """And only for that: if nothing is, the passes of one model are launched without events of other GPUs."""
-    one = Pass("a", "01")
-    one.queues[1].launch("a copy")
-    for name, n_waits in (("", 1), ("", 1), ("another copy", 2), ("", 2)):
-        if name:
-            one.queues[1].launch(name)
-        one.start()
-        assert one.queues[1].before <= one.queues[0].before and one.n_waits == n_waits
-    assert one.before == {"a copy", "a", "another copy"}
 
 
 def test_a_model_that_is_gone_is_forgotten() -> None:

@@ -106,7 +106,7 @@ class Mark:
     def set(self) -> None:
         """Move it to the end of everything launched so far."""
         self._device._use()
-        self._device._check(self._device._driver.cuEventRecord(self._event, self._device._queue), "a mark")
+        self._device._check(self._device._driver.cuEventRecord(self._event, self._device._stream), "a mark")
 
     def wait(self, what: str) -> None:
         """Wait until everything before it has ended; for nothing before the first :meth:`set`.  Raises DeviceError, naming
@@ -161,9 +161,7 @@ class Device:
             )
         self._use()
         stream = value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
-        self._queue = stream
-        #: The number of operations that have been added to the queue.
-        self.n_queued = 0
+        self._stream = stream
         self._stream_owner = _Owner(self._driver.cuStreamDestroy, stream)
         self._functions = _FUNCTIONS.setdefault(index, {})
         self._overlap = self.compute_capability >= (9, 0)
@@ -202,12 +200,6 @@ class Device:
     def shared_memory(self) -> int:
         """The maximum shared memory of a block, in bytes."""
         return self.info.shared_memory
-
-    @property
-    def _stream(self) -> Handle:
-        """The queue, for one more operation that is added to it."""
-        self.n_queued += 1
-        return self._queue
 
     def _use(self) -> None:
         """Make this device's context the current context of this thread."""
@@ -528,7 +520,6 @@ class Device:
         self._arguments.write(specialization.kernel, arguments)
         self._first = False
         self._latest = specialization
-        self.n_queued += 1
         (status,) = self._driver.cuLaunchKernelEx(config, function, self._arguments.addresses, 0)
         if int(status) != 0:
             self._check((status,), f"the launch of {specialization.name}")
@@ -539,7 +530,7 @@ class Device:
         driver = self._driver
         config = driver.CUlaunchConfig()
         config.blockDimY = config.blockDimZ = 1
-        config.hStream = self._queue
+        config.hStream = self._stream
         attributes = []
         if overlaps:
             attribute = driver.CUlaunchAttribute()
@@ -568,14 +559,14 @@ class Device:
     def synchronize(self, what: str = "") -> None:
         """Wait until everything launched has ended.  Raises DeviceError if an operation has failed."""
         self._use()
-        self._check(self._driver.cuStreamSynchronize(self._queue), what or self._so_far)
+        self._check(self._driver.cuStreamSynchronize(self._stream), what or self._so_far)
         self._first = True
         self.check_alarms()
 
     def is_idle(self) -> bool:
         """Whether everything launched has ended.  Raises DeviceError if an operation has failed."""
         self._use()
-        (status,) = self._driver.cuStreamQuery(self._queue)
+        (status,) = self._driver.cuStreamQuery(self._stream)
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
         self._check((status,), self._so_far)

@@ -30,14 +30,11 @@ class Meeting:
         self._first, *self._others = devices
         self._marks = {device: device.mark() for device in devices} if self._others else {}
         self._end = self._first.mark() if self._others else None
-        #: What the queues of the others had when they had waited for the latest pass.
-        self._counts: list[int] | None = None
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """A context in which a pass is launched: between the latest and the next one of several devices on the same GPUs.  It
-        begins and ends with the first device, which waits for the others only if their queues have more than the latest
-        pass."""
+        begins and ends with the first device."""
         if self._end is None:
             yield
             return
@@ -45,11 +42,9 @@ class Meeting:
             gpus = [device.info.index for device in self._marks]
             for end in {_latest[gpu] for gpu in gpus if gpu in _latest} - {self._end}:
                 self._first.follow(end)
-            if self._counts != [device.n_queued for device in self._others]:
-                self.gather()
+            self.gather()
             yield
             self.part()
-            self._counts = [device.n_queued for device in self._others]
             self._end.set()
             _latest.update(dict.fromkeys(gpus, self._end))
 

@@ -130,8 +130,6 @@ class SimulatedDevice:
     seed: int | None = None
     #: Whether it can access the memory of other devices.
     links = True
-    #: Nothing waits in a queue.
-    n_queued = 0
 
     def __init__(self, index: int = 0, memory: int = 1 << 30) -> None:
         sizes = memory, memory, self.multiprocessors, self.shared_memory
