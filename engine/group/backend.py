@@ -429,11 +429,10 @@ class DeviceGroup:
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def weight(self, weight: Weight, host: bool = False) -> SharedMatrix:
-        """A matrix whose rows are divided by heads, if it has any, or evenly; as a whole for each owner if it is small or not
-        to be divided.  Of stacked matrices, each is divided in the same way.  If ``host`` is true, all owners read it in host
-        memory, as those on the CPU read what is not to be divided."""
+        """A matrix whose rows are divided by heads, if it has any, or evenly; as a whole for each owner if it is small.  Of
+        stacked matrices, each is divided in the same way.  If ``host`` is true, all owners read it in host memory."""
         n, heads, rows = len(self.owners), weight.heads, weight.rows // weight.stack
-        if host or (heads is UNDIVIDED and self.lead.device_memory() is None):
+        if host:
             return SharedMatrix(weight.name, weight.rows, weight.columns, None, [self.lead.weight(weight, host)] * n)
         cut = None
         if heads is not UNDIVIDED:

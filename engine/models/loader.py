@@ -15,7 +15,7 @@ from engine.models.rotary import Rotary
 from engine.models.weights import load_integers, load_vector, load_weight, missing
 from engine.ops.operations import Ops
 from engine.ops.weight import Weight
-from engine.shares import UNDIVIDED, HeadRows
+from engine.shares import HeadRows
 
 
 class Loader:
@@ -68,8 +68,9 @@ class Loader:
         return self.ops.weight(replace(self.weight(name, rows, columns, count), heads=heads))
 
     def embedding_matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        """Load a matrix [rows, columns] of which passes read single rows.  Devices that share a model do not divide it."""
-        return self.matrix(name, rows, columns, heads=UNDIVIDED)
+        """Load a matrix [rows, columns] of which passes read single rows."""
+        # Devices that share a model do not divide it.
+        return self.ops.weight(self.weight(name, rows, columns), host=len(self.ops.owners) > 1)
 
     def array(self, name: str, *shape: int) -> np.ndarray:
         """Load a small tensor of the file as float32 of this shape."""
