@@ -29,7 +29,7 @@ BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
     | {"rope"}
     | {"compute", "do", "empty", "flush", "give", "record", "run_program", "take"},
-    "cuda": {"capture", "devices", "include", "occupy", "plan", "record", "start", "whole"},
+    "cuda": {"capture", "devices", "include", "maxima", "occupy", "plan", "plan_maxima", "record", "start", "whole"},
 }
 """Public methods that only one backend has."""
 

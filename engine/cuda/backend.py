@@ -550,10 +550,10 @@ class Backend(CompressedOperations, AltUpOperations, Operations[Tensor, Tensor |
             self._occupant.leave(True)
         self._occupant = occupant
 
-    def include(self, plan: Plan, then: Callable[[], None] | None = None) -> None:
-        """Launch the kernels of a plan in a graph that its device captures.  then: launches others on this device, which use
+    def include(self, plan: Plan, last: Callable[[], None] | None = None) -> None:
+        """Launch the kernels of a plan in a graph that its device captures.  last: launches others on this device, which use
         the result; only what follows them waits for the other devices of the plan."""
-        self.plans.include(plan, then)
+        self.plans.include(plan, last)
 
     def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
         """A graph that includes a plan, as what one call launches on all devices of the plan."""

@@ -57,14 +57,11 @@ class GraphOperations(Protocol):
         """A recorded pass whose result is, instead of logits, the largest of each row, as keys uint64 [n_logits, groups] of
         groups of tokens (``engine/cuda/sample.py``).  None if a pass that returns logits takes no longer."""
 
-    def maxima(self, logits: "Tensor", first: int, groups: int) -> "Tensor":
-        """The largest logits of ``groups`` groups of columns, as such keys; first: the token of the first column."""
-
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """The number of rows that the recording of a pass of ``rows`` rows has."""
 
-    def include(self, plan: "Plan", then: "Callable[[], None] | None" = None) -> None:
-        """Launch its kernels in a graph that ``device`` captures.  then: launches others on ``device``, which use the result;
+    def include(self, plan: "Plan", last: "Callable[[], None] | None" = None) -> None:
+        """Launch its kernels in a graph that ``device`` captures.  last: launches others on ``device``, which use the result;
         only what follows them waits for the other devices of the pass."""
 
     def whole(self, plan: "Plan", graph: "Graph") -> "Graph | MeetingGraph":

@@ -70,18 +70,14 @@ class GroupOperations:
         """A recorded pass of all owners whose result is the largest logits that each has found among its own, as keys."""
         return self.plan(_Maxima(self._group, forward), rows, n_logits, None, mixed)
 
-    def maxima(self, logits: "Tensor", first: int, groups: int) -> "Tensor":
-        """The largest logits of an array of the lead."""
-        return self._lead.maxima(logits, first, groups)
-
     def padded_rows(self, rows: int, mixed: bool) -> int:
         """The number of rows that the recording of a pass has."""
         return self._lead.padded_rows(rows, mixed)
 
-    def include(self, plan: "Plan", then: Callable[[], None] | None = None) -> None:
-        """Launch its kernels in a graph that ``device`` captures.  then: launches others on the lead, which use the result;
+    def include(self, plan: "Plan", last: Callable[[], None] | None = None) -> None:
+        """Launch its kernels in a graph that ``device`` captures.  last: launches others on the lead, which use the result;
         only what follows them waits for the other owners."""
-        self._lead.include(plan, then)
+        self._lead.include(plan, last)
 
     def whole(self, plan: "Plan", graph: "Graph") -> "Graph | MeetingGraph":
         """A graph that includes a pass, as what one call launches on all of its devices."""
@@ -110,11 +106,12 @@ class _Maxima:
     def __call__(self, batch: Batch[Any], n_logits: int) -> Any:
         from engine.cuda.sample import owned_groups
 
-        logits, owners = self.forward(batch, n_logits), cast(Sequence[GraphOperations], self.group.owners)
+        logits, owners = self.forward(batch, n_logits), cast(Sequence[Any], self.group.owners)
+        n, groups = len(owners), owned_groups(len(owners))
         assert logits is not None, "no logits are wanted"
-        if not isinstance(logits, Divided) or any(len(runs) > 1 for runs in logits.cut.runs):
-            return Whole([owners[0].maxima(logits.whole().copies[0], 0, owned_groups(1))])
-        (rows, _), n, groups = logits.shape, len(owners), owned_groups(len(owners))
+        if isinstance(logits, Whole):  # a small vocabulary
+            return Whole([owners[0].maxima(logits.copies[0], 0, groups)])
+        rows, _ = logits.shape
         # A key is two of the words in which owners exchange columns.
         words = [
             replace(ops.maxima(part, first, groups), shape=(rows, 2 * groups), dtype=np.float32)

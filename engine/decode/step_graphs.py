@@ -82,20 +82,21 @@ class StepGraphs:
             lists = drafts.lists(kind.mode) if drafts is not None and drafting else None
             plan, has_logits = self._plan(rows, mixed, of_logits)
             assert plan.result is not None
-            logits, stride = plan.result.address, plan.result.shape[-1]
-            where = (logits, stride, rows, place, self._rows.at.address)
+            # Of logits, or of keys.
+            address, width = plan.result.address, plan.result.shape[-1]
+            where = (address, width, rows, place, self._rows.at.address)
             if has_logits:
                 kernels += self._chooser.kernels(*kind)
                 choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
             else:
-                kernels += self._chooser.kernels_of_maxima(stride)
+                kernels += self._chooser.kernels_of_maxima(width)
                 choose = partial(self._chooser.launch_maxima, *where, n_entries=entries)
             for kernel in kernels:
                 self._device.load(kernel)  # before a capture begins
 
             def end() -> None:
                 if digested:
-                    self._chooser.launch_digests(logits, stride, rows, place)
+                    self._chooser.launch_digests(address, width, rows, place)
                 if not apart:
                     choose()
 
@@ -116,7 +117,7 @@ class StepGraphs:
             if apart:
                 with self._device.capture() as choice:
                     choose()
-                graphs = Graphs(whole, Choice(choice, logits, stride))
+                graphs = Graphs(whole, Choice(choice, address, width))
             self._graphs[key] = graphs
         return self._graphs[key]
 

@@ -44,7 +44,7 @@ def matmul(
         members.sort(key=lambda i: weights[i].format.name)
         runs, multiply = [members], _matmul_quantized
         if rows > NARROW_ROWS:
-            # A launch contains the code of one format.
+            # A launch contains the code of one format, or of two that are joined below.
             runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
             multiply = _matmul_wide
         groups = [run[first : first + 3] for run in runs for first in range(0, len(run), 3)]

@@ -188,7 +188,8 @@ class Intermediate:
 
         options = self.options | {"arch": "compute_{}{}".format(*compute_capability), "fma": False}
         with global_compiler_lock:  # ``intermediate`` replaces the function
-            text: bytes = nvvm.compile_ir([*self.modules, definitions(compute_capability)], **options)
+            compile_ir = nvvm.compile_ir
+        text: bytes = compile_ir([*self.modules, definitions(compute_capability)], **options)
         ptx = text.decode().strip("\x00").strip()
         if self.target is not None:
             # Instructions that later compute capabilities do not have need a target of their own.

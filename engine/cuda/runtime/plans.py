@@ -137,10 +137,10 @@ class Plans:
             self.include(plan)
         plan.graph = graph
 
-    def include(self, plan: Plan, then: Callable[[], None] | None = None) -> None:
-        """Launch the kernels of a plan in a graph that is being captured on its first device.  then: launches others there,
+    def include(self, plan: Plan, last: Callable[[], None] | None = None) -> None:
+        """Launch the kernels of a plan in a graph that is being captured on its first device.  last: launches others there,
         which use the result; only what follows them waits for the other devices."""
-        self._launch(plan, plan.launches, last=then)
+        self._launch(plan, plan.launches, last=last)
 
     def whole(self, plan: Plan, graph: Graph) -> Graph | MeetingGraph:
         """A graph that includes a plan, as what one call launches on all of its devices."""
