@@ -108,9 +108,10 @@ def test_many_users(name: str, on: str, tmp_path: Path, monkeypatch: pytest.Monk
         given = files(name, tmp_path)
     given |= {"n_ctx": 64, "parallel": N_USERS}
     cpu = engine.load(**given, device="cpu")
-    expected = list(steps(cpu))
+    expected, answers = list(steps(cpu)), greedy(cpu)
     llm = load_pair(given) if on == "two GPUs" else on_one_gpu(given, waits, monkeypatch)
     assert list(steps(llm)) == expected
+    assert greedy(llm) == answers and launched(llm, 17, "maxima")
     assert launched(llm, N_USERS, "wide_gather_norm_quantize") is waits
     # Those of layers without experts also add the chains of products.
     of_chains = any(kernel.constants[5:] for kernel in kernels_of(llm, N_USERS, "wide_gather_norm_quantize"))
@@ -145,6 +146,13 @@ def steps(llm: engine.LLM) -> Iterator[bytes]:
         yield from (rows.tobytes() for rows in model.step(pairs))
         for sequence, tokens in pairs:
             sequence.commit(tokens)
+
+
+def greedy(llm: engine.LLM) -> list[list[int]]:
+    """Answers to all users at the same time, in whose steps each owner finds the largest of its own logits."""
+    with ThreadPoolExecutor(N_USERS) as threads:
+        found = threads.map(lambda i: llm.complete([1 + i, 2], max_tokens=12, temperature=0.0).ids, range(N_USERS))
+        return list(found)
 
 
 def launched(llm: engine.LLM, rows: int, name: str) -> bool:
