@@ -8,11 +8,11 @@ Shapes: part uint32 [runs, last - first] and out uint32 [runs, period], words of
     In ``wide_gather_quantize`` gate, up float32 [rows, own columns], and out is q in a layout of ``quantize.BLOCKS``, whose
     words are exchanged.
 Who owns what: in ``gather_words`` a thread gives, and takes, up to ``AT_ONCE`` words of a run at a time, with those of the
-    other blocks of the run between them, for every so manieth run.  In ``wide_gather_quantize`` a block quantizes and gives
+    other blocks of the run between them, for every n-th run.  In ``wide_gather_quantize`` a block quantizes and gives
     256 columns of 8 rows, and the first blocks take like this.
 Reduction order: none.
-Bytes moved: 8 per own word and other owner over the links, 4 times less for rows that are int8; 8 per word of other owners,
-    read again until it has come.
+Bytes moved: 8 per own word and other owner over the links, about 2.3 per own column of rows that are int8; 8 per word of
+    other owners, read again until it has come.
 
 As in passes of few rows, all blocks that wait are resident at the same time, and a block takes packets after it has given all
 of its own.  Blocks that only give may be more than fit: they begin where others have ended, since those that take leave room,
@@ -60,8 +60,8 @@ I = np.int32  # noqa: E741
 
 @device
 def take_words(begin, apart, run, runs_apart, runs, period, first, last, number, polls, here, state, alarm, out):
-    """Store the words of other owners in out as soon as they have come: of every so manieth run, those from ``begin`` on that
-    are ``apart``."""
+    """Store the words of other owners in out as soon as they have come: of every ``runs_apart``-th run, those from ``begin``
+    on that are ``apart``."""
     words = cuda.local.array(AT_ONCE, np.uint32)
     numbers = cuda.local.array(AT_ONCE, np.uint32)
     own, others, most = I(last - first), I(period - I(last - first)), patience(polls, state)

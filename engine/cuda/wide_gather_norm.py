@@ -1,6 +1,6 @@
 """Rows of several GPUs brought together by packets and normalized, in passes of many rows (``engine/cuda/wide_gather.py``).
 
-    if a product has left chains: x = their sums, and the residual, in the own columns; store x
+    if a product has left chains: x = their sums plus the residual, in the own columns; store x
     give:  packet[i] of every owner = (x[i], number), for the own columns
     take:  wait until all packets of a row have the number; they are the row
     normalize and quantize some runs of 256 columns of the row
@@ -10,8 +10,8 @@ Shapes: part float32 [rows, own columns], or chains of the product that computes
     ``engine/cuda/products/warpgroup_matmul.py``; packets, state, alarm as in ``engine/cuda/gather.py``; q, d, sums as in
     ``engine/cuda/products/quantize.py``.  An owner has the columns first to last - 1 of each run of ``period`` ones.
 Who owns what: a block quantizes some runs of 256 columns of a row, and takes all of the row, for its sum of squares.  It
-    gives the own ones of these columns; or, if it adds their chains, those of an equal share of the tiles of 16 columns and 8
-    rows, of any rows.
+    gives the own ones of these columns; or, if it adds chains, the columns of an equal share of the tiles of 16 columns and 8
+    rows, whatever rows they belong to.
 Reduction order: those of ``engine/cuda/products/matmul.py`` and ``engine/cuda/rms_norm.py``.
 Bytes moved: 8 per own column and other owner over the links; 8 per column of a row and block of it, read again until it has
     come; chains once, 32 per own column, and 8 for the residual stream.

@@ -12,7 +12,7 @@ Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-c
         In a layout of ``BLOCKS``, of blocks of T tiles, everything is in q, words [ceil(tiles / T), K / 256, words of a
         block]: of T tiles q [T, 16, 8, 4], word (n, j, c, i) with positions 16 j + 4 i .. + 3 of column c of tile n; d [T,
         8]; and sums, float16 [T, 2, 8, 8], element (n, h, c, e) the sum of positions 16 (8 h + e) .. + 15.  Tiles past the
-        last row are not written.
+        last row are not written, or as zeros by kernels that exchange them.
     unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
     unit 64 or 128: q as for 32, d float32 [tiles, K / unit, 8], no sums.
     unit 16: q words [tiles, K / 16, 32], word 4 c + i with positions 4 i .. + 3 of column c; d float32 [tiles, K / 16, 8], no

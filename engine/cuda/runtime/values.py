@@ -333,7 +333,8 @@ class AttendedParts(Deferred):
         return to
 
     def given(self, recorder: Recorder, layout: int, n_peers: int) -> WideStart:
-        """The launch that computes the value as own columns, or quantizes it if it has several parts.  Records attention."""
+        """The launch that joins chunks, quantizes and gives; if there are several parts, these are joined as float32 first.
+        Records attention of all rows."""
         if len(self.parts) > 1:
             return super().given(recorder, layout, n_peers)
         return self.attend(self.parts[0]).given(recorder, layout, n_peers)

@@ -157,7 +157,7 @@ class WideGathering:
         self.narrow, self.n_owners = narrow, len(recorders)
         self._recorders = tuple(recorders)
         devices = [recorder.device for recorder in recorders]
-        #: The number of blocks that take what other owners give, one for each multiprocessor, where others only give.
+        #: The number of blocks that take what other owners give, as many as multiprocessors; all other blocks only give.
         self.takers = min(device.multiprocessors for device in devices)
         self._most = wide_gather.BLOCKS * self.takers
         #: Bytes of the packets of one of the two places.
@@ -219,7 +219,7 @@ class WideGathering:
     def most_words(self) -> int:
         """The most words of an exchange of the pass, whose rows may become int8 in blocks of rows."""
         smallest = 8 * quantize.BLOCKS[0]
-        return WORDS * -(-self._rows // smallest) * smallest
+        return WORDS * min(DECODE_ANSWERS, -(-self._rows // smallest) * smallest)
 
     def next(self) -> int:
         """The number of a further exchange."""
