@@ -1107,14 +1107,14 @@ FAULTS = (
         "receipts",
         "engine/decode/step_graphs.py",
         """                if digested:
-                    self._chooser.launch_digests(logits, stride, rows, place)
+                    self._chooser.launch_digests(address, width, rows, place)
                 if not apart:
                     choose()
 """,
         """                if not apart:
                     choose()
                 if digested:
-                    self._chooser.launch_digests(logits, stride, rows, place)
+                    self._chooser.launch_digests(address, width, rows, place)
 """,
         "receipts of answers with penalties that were made on a GPU cannot be verified",
         ("tests/cuda/simulated/test_digest.py",),
