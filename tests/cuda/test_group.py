@@ -149,9 +149,10 @@ def steps(llm: engine.LLM) -> Iterator[bytes]:
 
 
 def greedy(llm: engine.LLM) -> list[list[int]]:
-    """Answers to all users together, in whose steps each owner finds the largest of its own logits."""
+    """Answers to all users together, in whose steps each owner finds the largest of its own logits.  They begin one after
+    another, and are long enough to overlap."""
     prompts = [[1 + i, 2] for i in range(N_USERS)]
-    return [answer.ids for answer in llm.complete(prompts, max_tokens=12, temperature=0.0)]
+    return [answer.ids for answer in llm.complete(prompts, max_tokens=56, temperature=0.0)]
 
 
 def launched(llm: engine.LLM, rows: int, name: str) -> bool:
