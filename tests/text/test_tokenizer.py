@@ -206,9 +206,12 @@ def pieces(patterns: tuple[str, ...], text: str) -> list[str]:
 def test_pre_tokenizer_cuts_where_its_expressions_say(name: str) -> None:
     tok = made(bpe_metadata([], pre=name, add_bos_token=False))
     cutter = tok._model.tokenizer.pre_tokenizer  # type: ignore[union-attr]
+    # The engines disagree whether a word ends before these.
+    unclear = "²½①Ⅳ\u200d" if any(r"\b" in each for each in PRE_TOKENIZERS[name].patterns) else ""
+    symbols = [symbol for symbol in SYMBOLS if symbol not in unclear]
 
     @settings(max_examples=15, deadline=None)
-    @given(st.lists(st.sampled_from(SYMBOLS), max_size=30).map("".join))
+    @given(st.lists(st.sampled_from(symbols), max_size=30).map("".join))
     def check(text: str) -> None:
         found = [text[start:end] for _, (start, end) in cutter.pre_tokenize_str(text)]
         assert found == pieces(PRE_TOKENIZERS[name].patterns, text)
