@@ -1,6 +1,8 @@
 """Mixtures of experts against float64, and the paths whose choice must not affect a bit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gguf
 import numpy as np
@@ -10,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cpu import simd
+from engine.cpu.backend import Backend
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import make_records
 from engine.gguf.quants import FORMATS, Format
+from engine.ops.experts import Experts
 from engine.ops.weight import Weight
 from engine.synthetic.model import random_blocks
 from tests.cpu.blocks import QUANTIZED, finite_rows, product, quantized, run
@@ -293,3 +297,28 @@ def test_other_rows_do_not_show(batches: list[int], kind: T) -> None:
         first += n
     order = rng.permutation(rows)
     assert mix(kind, 256, 5, 2, x[order], logits[order])[0].tobytes() == whole[order].tobytes()
+
+
+def test_operations_of_a_stage_do_not_read_what_others_write() -> None:
+    """Threads compute them at the same time.  Weights are scaled by the factors of chosen experts: while pairs are grouped,
+    but not while experts are chosen."""
+    ops, (n_expert, n_embd, n_ff) = Backend(2), (6, 64, 32)
+    inner, outer = (n_expert * n_ff, n_embd), (n_expert * n_embd, n_ff)
+    sizes = {"router": (n_expert, n_embd), "gate": inner, "up": inner, "down": outer}
+    matrices: Any = [ops.weight(matrix(name, T.Q8_0, *size)) for name, size in sizes.items()]
+    router, gate, up, down = matrices
+    experts = Experts(n_expert, 2, router, gate, up, down, scales=np.ones(n_expert, F))
+    x = np.ones((3, n_embd), F)
+    bodies: list[Callable[[], np.ndarray]] = [
+        lambda: ops.choose_experts(experts, x).weights,
+        lambda: ops.experts(experts, None, x),
+    ]
+    for body in bodies:
+        stages: list[list[str]] = []
+        for operation in ops.record(body).operations:
+            assert operation.entry is not None
+            if not operation.joined:
+                stages.append([])
+            stages[-1].append(operation.entry.name)
+        assert ["route"] in stages
+        assert any("scale_weights" in stage for stage in stages)

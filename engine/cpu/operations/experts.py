@@ -29,7 +29,8 @@ class ExpertOperations(ProductOperations):
         (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
         ids, weights = self._route(experts, logits, tokens)
         pairs = self._pairs(ids, experts.n_expert)
-        self._scale(experts, ids, weights)
+        # Independent of the grouping of pairs.
+        self._scale(experts, ids, weights, joined=True)
         (y, weights), shared = self._outputs(experts, x, ids, weights, pairs), _NOTHING
         if experts.shared is not None:
             others: list[Matrix] = present(*experts.shared[:2])
@@ -44,7 +45,7 @@ class ExpertOperations(ProductOperations):
     ) -> ChosenExperts[np.ndarray]:
         (logits,) = self.matmul(x, experts.router)
         ids, weights = self._route(experts, logits, tokens)
-        self._scale(experts, ids, weights)
+        self._scale(experts, ids, weights, joined=False)
         return ChosenExperts(ids, weights, logits)
 
     def sum_experts(
@@ -99,10 +100,11 @@ class ExpertOperations(ProductOperations):
         self.do(router.route_by, *given, *groups, *table, ids, weights, items=rows, ns=ns + 10.0 * n_expert)
         return ids, weights
 
-    def _scale(self, experts: Experts[np.ndarray, Matrix], ids: np.ndarray, weights: np.ndarray) -> None:
+    def _scale(self, experts: Experts[np.ndarray, Matrix], ids: np.ndarray, weights: np.ndarray, joined: bool) -> None:
+        """Multiply weights by those of their experts; joined: whether the previous operation computes neither of them."""
         if experts.scales is not None:
             ns = 2.0 * experts.n_used
-            self.do(mixture.scale_weights, ids, experts.scales, weights, items=ids.shape[0], ns=ns, joined=True)
+            self.do(mixture.scale_weights, ids, experts.scales, weights, items=ids.shape[0], ns=ns, joined=joined)
 
     def _outputs(
         self,
