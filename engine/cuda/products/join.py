@@ -34,12 +34,12 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.chain import ZERO, make_parts
 from engine.cuda.products.experts import NOTHING, Finish, make_finish
-from engine.cuda.products.quantize import ALIGNED
+from engine.cuda.products.quantize import ALIGNED, unit_scale
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.gguf.quants import CHAINS, FORMATS, TINY
+from engine.gguf.quants import CHAINS, FORMATS
 from engine.ops.activation import KINDS
 
 f32 = np.float32
@@ -146,11 +146,7 @@ def quantize_area(x, area):
     bits = I(0)
     for k in range(8):
         bits = max(bits, I(float_bits(x[k]) & I(0x7FFFFFFF)))
-    amax = bits_float(lanes_max(bits))
-    inverse = f32(127.0) / amax
-    if amax < TINY:
-        amax = f32(0.0)
-        inverse = f32(0.0)
+    amax, inverse = unit_scale(lanes_max(bits))
     place = I(I(I(lane >> 4) * 16) + I(I(lane & 3) * 4) + I(I(lane >> 2) & 3))
     for half in range(2):
         word, total = I(0), I(0)

@@ -44,7 +44,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.experts import NOTHING, Finish, make_finish
-from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS
+from engine.cuda.products.quantize import BLOCK_SCALES_AT, BLOCK_SUMS_AT, BLOCK_TILES, BLOCK_WORDS, unit_scale
 from engine.cuda.products.unpack import device
 from engine.cuda.products.warpgroup_chain import (
     LARGE,
@@ -58,7 +58,7 @@ from engine.cuda.products.wide_experts import find
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, Specialization, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.gguf.quants import CHAINS, TINY
+from engine.gguf.quants import CHAINS
 from engine.ops.activation import KINDS
 
 f32 = np.float32
@@ -164,10 +164,7 @@ def quantize_pairs(source: str, share: int) -> KernelCode:
                 if not plain:
                     x[k] = of(bits_float(I(others[k // 4][k % 4])), x[k], p0, p1, p2, p3)
                 bits = max(bits, I(float_bits(x[k]) & I(0x7FFFFFFF)))
-            amax = bits_float(lanes_max(bits))
-            inverse = f32(127.0) / amax
-            if amax < TINY:
-                amax, inverse = f32(0.0), f32(0.0)
+            amax, inverse = unit_scale(lanes_max(bits))
             tile, column = I(c >> 3), I(4 * (c & 7))
             at = I(I(512 * tile + 32 * (lane >> 2)) + I(column + (lane & 3)))
             sums_at = I(I(2 * (BLOCK_SUMS_AT + 64 * tile + column)) + (lane >> 2))
