@@ -22,6 +22,8 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.driver import list_devices
 from engine.decode.device import device_steps
+from engine.decode.generation import request_of
+from engine.decode.orders import Order
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import shapes
 from tests.group.test_group import files
@@ -111,7 +113,9 @@ def test_many_users(name: str, on: str, tmp_path: Path, monkeypatch: pytest.Monk
     expected, answers = list(steps(cpu)), greedy(cpu)
     llm = load_pair(given) if on == "two GPUs" else on_one_gpu(given, waits, monkeypatch)
     assert list(steps(llm)) == expected
-    assert greedy(llm) == answers and launched(llm, 17, "maxima")
+    assert greedy(llm) == answers
+    # Where warpgroups do not multiply most of the weights, several steps of 16 rows are faster than one of 48.
+    assert launched(llm, N_USERS if llm.model.many_answers <= N_USERS else 16, "maxima")
     assert launched(llm, N_USERS, "wide_gather_norm_quantize") is waits
     # Those of layers without experts also add the chains of products.
     of_chains = any(kernel.constants[5:] for kernel in kernels_of(llm, N_USERS, "wide_gather_norm_quantize"))
@@ -149,10 +153,20 @@ def steps(llm: engine.LLM) -> Iterator[bytes]:
 
 
 def greedy(llm: engine.LLM) -> list[list[int]]:
-    """Answers to all users together, in whose steps each owner finds the largest of its own logits.  They begin one after
-    another, and are long enough to overlap."""
-    prompts = [[1 + i, 2] for i in range(N_USERS)]
-    return [answer.ids for answer in llm.complete(prompts, max_tokens=56, temperature=0.0)]
+    """Answers to all users, in whose steps each owner finds the largest of its own logits.  An answer pauses after its first
+    tokens, until all have begun, so that later steps have all of them."""
+    core = llm.core
+    requests = [request_of(llm.generate([1 + i, 2], max_tokens=24, temperature=0.0)) for i in range(N_USERS)]
+    for request in requests:
+        core.submit(request)
+        while not request.items:
+            core.step()
+        core.order(Order.PAUSE, request)
+    for request in requests:
+        core.order(Order.PROCEED, request)
+    while not all(request.done for request in requests):
+        core.step()
+    return [[token for token, _ in request.items] for request in requests]
 
 
 def launched(llm: engine.LLM, rows: int, name: str) -> bool:
