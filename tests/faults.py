@@ -1383,6 +1383,15 @@ FAULTS = (
         ("tests/cuda/simulated/test_wide_gathering.py::test_columns_come_together",),
     ),
     Fault(
+        "the scale of half a unit",
+        "attention",
+        "engine/cuda/attention/wide_combine.py",
+        "unit_scale(max(bits, tops[I(warp ^ 1)]))",
+        "unit_scale(bits)",
+        "steps of many users quantize outputs of heads with two scales where the product expects one",
+        ("tests/cuda/simulated/test_wide_combine.py::test_chunks_joined_and_quantized",),
+    ),
+    Fault(
         "units before those of an owner",
         "stages",
         "engine/cuda/wide_gather.py",

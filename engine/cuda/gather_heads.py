@@ -8,7 +8,7 @@ Formula: own columns as ``combine_quantize`` (``engine/cuda/attention/combine.py
 Shapes: as there, with the heads of this owner in place of all; n columns of all owners.  Heads have a multiple of 32
     elements, so the elements of a warp have one owner.
 Who owns what: a thread computes, or takes, one element; a block quantizes 256 of a row, which may have several owners.  In
-    ``wide_gather_combine_quantize`` a block quantizes 256 own ones, and the first blocks take words.
+    ``wide_gather_combine_quantize`` a block quantizes 256 own ones of four rows, and the first blocks take words.
 Reduction order: that of the kernels of one GPU.
 Bytes moved: for own elements as there, and 8 for each other owner over the links; 8 per element of the others.  About 2.3
     instead of 8 where int8 is given.
@@ -18,11 +18,13 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import GROUP
-from engine.cuda.attention.combine import RESIDENT, make_attended
+from engine.cuda.attention import wide_combine
+from engine.cuda.attention.combine import make_attended
+from engine.cuda.attention.wide_combine import PART, ROWS
 from engine.cuda.delta_net import make_gated_norm
 from engine.cuda.gather import BLOCKS, PACKETS, PLACES, is_own, make_together, own_columns, own_place
 from engine.cuda.intrinsics import let_next_begin, pointer, wait_for_inputs
-from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.quantize import ALIGNED, RUN, WARPS
 from engine.cuda.products.warpgroup_chain import TARGET
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
@@ -80,7 +82,7 @@ def gather_combine_quantize(
 @kernel(
     *(F32P, F32P, I32P, F32P, F32P, i32, i32, i32, i32, *PLACES, *PACKETS, U32P),
     threads=RUN,
-    blocks=RESIDENT,
+    blocks=wide_combine.RESIDENT,
     target=TARGET,
 )
 def wide_gather_combine_quantize(
@@ -99,10 +101,10 @@ def wide_gather_combine_quantize(
 
     Arguments: weights, sums, positions, gate, sink, partials, window, then those that follow gate and up in
     ``wide_gather_quantize`` (``engine/cuda/wide_gather.py``), without parameters of an activation.
-    Grid: (rows of all blocks of rows, own columns / 256), blocks of 256.
+    Grid: (rows of all blocks of rows / 4, own columns / 256), blocks of 256.
     """
-    attended = make_attended(d_v, early, gated, rotated, sinks, group, ready, spans)
-    store, take, block_rows = make_store(RUN, layout, make_put(n_peers)), make_take(layout), 8 * layout
+    attended = wide_combine.make_attended(d_v, early, gated, rotated, sinks, group, ready, spans)
+    store, take, block_rows = wide_combine.make_store(layout, make_put(n_peers)), make_take(layout), 8 * layout
 
     @cuda.jit
     def wide_gather_combine_quantize(
@@ -111,14 +113,16 @@ def wide_gather_combine_quantize(
     ):  # fmt: skip
         let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
-        row, run, x = I(cuda.blockIdx.x & 0xFFFF), I(cuda.blockIdx.y & 0xFFFF), F(0.0)
-        at, columns = I(I(run * RUN) + I(cuda.threadIdx.x & (RUN - 32))), I((cuda.gridDim.y & 0xFFFF) * RUN)
-        if row < rows:
-            x = attended(weights, sums, positions, gate, sink, row, at, True, columns, partials, window)
+        x = cuda.local.array(4, np.float32)
+        # The masks tell the compiler that nothing is negative.
+        warp, run = I((cuda.threadIdx.x & (RUN - 1)) >> 5), I(cuda.blockIdx.y & 0xFFFF)
+        row, at = I(I(cuda.blockIdx.x & 0xFFFF) * ROWS + (warp >> 1)), I(run * RUN + (warp & 1) * PART)
+        columns = I((cuda.gridDim.y & 0xFFFF) * RUN)
+        attended(weights, sums, positions, gate, sink, row, at, row < rows, columns, partials, window, x)
         wait_for_inputs()
         to = out, (p0, p1, p2, p3, p4, p5, p6), number
-        store(x, True, row, own_unit(run, period, first, last), I(n * RUN), tops, to, out, out)
-        blocks = I((cuda.gridDim.x & 0xFFFF) // block_rows)
+        store(x, True, row, own_unit(run, period, first, last), n, tops, to)
+        blocks = I((cuda.gridDim.x & 0xFFFF) * ROWS // block_rows)
         take(blocks, takers, n, period, first, last, number, polls, here, state, alarm, out)
 
     return wide_gather_combine_quantize

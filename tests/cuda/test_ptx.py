@@ -236,6 +236,12 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "gather_norm_quantize": [(256, 4096, 1), (32, 96, 3), (256, 5120, 7)],
     "gather_quantize": [(256, "plain", 1), (256, "swiglu", 3), (32, "geglu", 7)],
     "gather_words": [(1,), (7,)],
+    "wide_combine_quantize": [
+        (8, 128, True, False),
+        (4, 256, True, True, 32, True, 8, False, True),
+        (12, 64, True, False, 64),
+        (16, 128, False, False, 128, False, 8, True),
+    ],
     "wide_gather_combine_quantize": [
         (8, 1, 128, True, False),
         (4, 7, 256, True, True, 0, True, 8),
@@ -565,7 +571,8 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         "ld.shared.v4",
     ),
     "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
-    "wide_gather_combine_quantize": ("st.relaxed.sys", "ld.relaxed.sys"),
+    "wide_combine_quantize": ("ld.global.v4",),
+    "wide_gather_combine_quantize": ("ld.global.v4", "st.relaxed.sys", "ld.relaxed.sys"),
     "wide_gather_quantize": ("ld.global.v4", "st.relaxed.sys", "ld.relaxed.sys"),
     "matmul_give": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "st.relaxed.sys"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),

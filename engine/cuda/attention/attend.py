@@ -27,6 +27,7 @@ from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, combin
 from engine.cuda.attention.join import join_chunks
 from engine.cuda.attention.sight import sight
 from engine.cuda.attention.weigh import make_weigh
+from engine.cuda.attention.wide_combine import wide_combine_quantize
 from engine.cuda.gather_heads import gather_combine_quantize, wide_gather_combine_quantize
 from engine.cuda.intrinsics import (
     advance,
@@ -39,7 +40,7 @@ from engine.cuda.intrinsics import (
     pointer,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED, NARROW
+from engine.cuda.products.quantize import ALIGNED, BLOCKS, NARROW
 from engine.cuda.products.unpack import device, high_half, low_half
 from engine.cuda.rows import NARROW_ROWS
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
@@ -108,8 +109,10 @@ class Geometry:
         return self.d_v % PART == 0 and (rows > 1 or self.n_partials <= FEW_PARTIALS or self.join is not None)
 
     def quantized(self, unit: int, layout: int = NARROW) -> Specialization:
-        """The kernel that joins chunks, or groups, and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256
-        threads."""
+        """The kernel that joins chunks, or groups, and quantizes: ``wide_combine_quantize`` in a layout of
+        ``quantize.BLOCKS``, else ``combine_quantize``."""
+        if layout in BLOCKS:
+            return wide_combine_quantize(layout, *self._kinds, *self.of_spans)
         further = (len(self.of_spans) > 0, layout) if layout != NARROW else self.of_spans
         return combine_quantize(unit, *self._kinds, *further)
 

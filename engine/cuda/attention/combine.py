@@ -37,7 +37,7 @@ from engine.cuda.intrinsics import (
     sigmoid,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED, BLOCKS, NARROW, RUN, WARPS, make_store
+from engine.cuda.products.quantize import ALIGNED, NARROW, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import hadamard, rotate
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
@@ -54,8 +54,6 @@ TILE = 64
 """Groups whose sums ``combine`` keeps before it joins them."""
 JOINED = 16
 """Groups that it joins without a loop."""
-RESIDENT = 3
-"""Blocks of ``combine_quantize`` that should fit on a multiprocessor in a pass for warpgroups, which has many more."""
 
 
 def padded(d_v: int) -> int:
@@ -391,23 +389,7 @@ def make_attended(
     return attended
 
 
-def _resident(
-    unit: int,
-    d_v: int,
-    early: bool,
-    gated: bool,
-    rotated: int = 0,
-    sinks: bool = False,
-    group: int = GROUP,
-    ready: bool = False,
-    spans: bool = False,
-    layout: int = NARROW,
-) -> int:
-    """Blocks of ``combine_quantize`` that should fit on a multiprocessor."""
-    return RESIDENT if layout in BLOCKS else 0
-
-
-@kernel(*(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, i32), threads=RUN, blocks=_resident)
+@kernel(*(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, i32), threads=RUN)
 def combine_quantize(
     unit: int,
     d_v: int,

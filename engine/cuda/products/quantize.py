@@ -147,13 +147,12 @@ def write_word(q, at, word):
     q[at] = u32(word)
 
 
-def make_store(unit: int, layout: int = NARROW, put: DeviceFunction = write_word) -> DeviceFunction:
+def make_store(unit: int, layout: int = NARROW) -> DeviceFunction:
     """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize the positions from 256 run of row
     t, with x the thread's element; all threads of the block call it.
 
     inside: whether the position exists, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
-    bits; layout: of units of 256; put: in a layout of ``BLOCKS``, ``put(q, at, word)`` stores each word, so that q may be
-    whatever it takes, and d and sums are not used.
+    bits; layout: of units of 256; in a layout of ``BLOCKS``, d and sums are not used.
     """
     together = unit // 32  # warps of a unit
     wide, blocks, tiles = layout == WIDE, layout in BLOCKS, max(layout, 1)
@@ -190,12 +189,12 @@ def make_store(unit: int, layout: int = NARROW, put: DeviceFunction = write_word
             own = I(n - block * tiles)
             base = I(I(block * units + run) * block_words)
             if lane & 3 == 0:
-                put(q, base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i), word)
+                write_word(q, base + I(I(own * 16 + 2 * warp + half) * 32 + column * 4 + i), word)
             if lane == 0:
                 at = I(I(base + sums_at) + I(own * 64 + (warp >> 2) * 32 + column * 4 + (warp & 3)))
-                put(q, at, two_sums(sum16, I(sum32 - sum16)))
+                write_word(q, at, two_sums(sum16, I(sum32 - sum16)))
             if thread == 0:
-                put(q, base + I(scales_at + own * 8 + column), float_bits(amax / f32(127.0)))
+                write_word(q, base + I(scales_at + own * 8 + column), float_bits(amax / f32(127.0)))
         elif unit == RUN:
             base = I(n * units + run)
             at = I(I(base * 4 + (warp >> 1)) * 128 + (column * 4 + i) * 4 + (warp & 1) * 2 + half)

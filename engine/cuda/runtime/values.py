@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.cuda import delta_net, gather, gather_heads, glu, layer_norm, rms_norm, wide_gather
 from engine.cuda.attention import attend as attention
-from engine.cuda.attention import join
+from engine.cuda.attention import join, wide_combine
 from engine.cuda.products import quantize
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.recorder import Int8, Recorder
@@ -282,9 +282,11 @@ class Attended(Deferred):
     def quantize(self, recorder: Recorder, to: Int8, unit: int, layout: int, first: int = 0) -> None:
         """Record the launches that compute the value as int8, as the rows of ``to`` from ``first`` on."""
         parts, partials = self._joined(recorder)
-        arguments = (*parts, *to, self.columns, partials, self.window, first)
-        kernel = self.geometry.quantized(unit, layout)
-        recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to.outputs())
+        kernel, of_heads = self.geometry.quantized(unit, layout), (self.columns, partials, self.window, first)
+        grid, given = self.run_grid, (*parts, *to, *of_heads)
+        if layout in quantize.BLOCKS:
+            grid, given = wide_combine.grid(*self.shape), (*parts, to.q, *of_heads, self.shape[0])
+        recorder.launch(kernel, grid, quantize.RUN, given, **to.outputs())
 
     def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
         """The launch that computes the value as own columns, behind those that it needs."""
@@ -298,7 +300,8 @@ class Attended(Deferred):
         if not self.geometry.quantizes:
             return super().given(recorder, layout, n_peers)
         parts, partials = self._joined(recorder)
-        return self.geometry.given(layout, n_peers), (*parts, partials, self.window, self.shape[0]), 1
+        given = *parts, partials, self.window, self.shape[0]
+        return self.geometry.given(layout, n_peers), given, wide_combine.ROWS
 
 
 @dataclass

@@ -401,14 +401,10 @@ def test_chunks_joined_and_quantized(
 
     # Behind other rows of a wide pass.
     first = 17
-    blocks = unit == 256 and not gated
-    layout = quantize.block_layouts(first + rows)[0] if blocks else quantize.layout_of(unit, first + rows)
-    behind: list[np.ndarray] = [
-        np.zeros(n, np.uint32) for n in quantize.activation_words(unit, first + rows, columns, layout) if n
-    ]
-    parts: list[Any] = [weights, sums, at, gate, sinks, *(behind if len(behind) > 1 else 3 * behind), columns]
+    layout = quantize.layout_of(unit, first + rows)
+    behind = [np.zeros(n, np.uint32) for n in quantize.activation_words(unit, first + rows, columns, layout)]
+    parts: list[Any] = [weights, sums, at, gate, sinks, *behind, columns]
     run(plan.quantized(unit, layout), grid, quantize.RUN, [*parts, n_partials, window, first], seed=1)
-    behind = [behind[0].reshape(-1, quantize.block_parts(layout)[2])] if blocks else behind
     last = [x[first:] for x in activations(unit, first + rows, columns, *behind)]
     assert last[0].tobytes() == law[0].tobytes() and last[1].tobytes() == law[1].tobytes()
     assert np.array_equal(last[2], s if unit == 256 else wide)
