@@ -24,31 +24,14 @@ import numpy as np
 from numba import cuda
 
 from engine.cuda.gather import BLOCKS, PACKETS, PLACES, expire, patience
-from engine.cuda.intrinsics import (
-    ACTIVATIONS,
-    bits_float,
-    give_packet,
-    let_next_begin,
-    load4,
-    load_packet,
-    pointer,
-    wait_for_inputs,
-)
-from engine.cuda.products.quantize import (
-    ALIGNED,
-    RUN,
-    TILE_SCALES_AT,
-    TILE_SUMS_AT,
-    TILE_WORDS,
-    block_parts,
-    quantize_row,
-)
+from engine.cuda.intrinsics import give_packet, let_next_begin, load_packet, wait_for_inputs
+from engine.cuda.products.quantize import RUN, block_parts
 from engine.cuda.products.unpack import device
 from engine.cuda.products.warpgroup_chain import TARGET
+from engine.cuda.products.wide_quantize import make_tile
 from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
-from engine.ops.activation import KINDS
 
 AT_ONCE = 4
 """Words that a thread has in flight at a time."""
@@ -173,10 +156,7 @@ def wide_gather_quantize(source: str, layout: int, n_peers: int) -> KernelCode:
     A warp quantizes a run of 256 columns, four neighbouring ones and four more for each lane.
     Grid: (tiles of all blocks of rows, own columns / 256).
     """
-    put, take = make_put(n_peers), make_take(layout)
-    plain, gated = source == "plain", source != "plain" and KINDS[source][0]
-    of = ACTIVATIONS.get(source)
-    scales_at, sums_at, block_words = block_parts(layout)
+    quantize_tile, take = make_tile(source, layout, make_put(n_peers)), make_take(layout)
 
     @cuda.jit
     def wide_gather_quantize(
@@ -184,44 +164,12 @@ def wide_gather_quantize(source: str, layout: int, n_peers: int) -> KernelCode:
         state, alarm, out,
     ):  # fmt: skip
         let_next_begin()
-        words = pointer(cuda.shared.array(TILE_WORDS, np.uint32, ALIGNED))
-        values = cuda.local.array(8, np.float32)
-        gates = cuda.local.array(8, np.float32)
         # The masks tell the compiler that nothing is negative.
-        thread, tile, run = I(cuda.threadIdx.x & (RUN - 1)), I(cuda.blockIdx.x & 0xFFFF), I(cuda.blockIdx.y & 0xFFFF)
-        c, lane = I(thread >> 5), I(thread & 31)
-        t = I(8 * tile + c)
-        i = I(I(I(t * I(cuda.gridDim.y)) + run) * RUN + 4 * lane)
+        tile, run, runs = I(cuda.blockIdx.x & 0xFFFF), I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y & 0xFFFF)
         wait_for_inputs()
-        for k in range(8):
-            values[k], gates[k] = f32(0.0), f32(0.0)
-        if t < rows:
-            for h in range(2):
-                four = load4(up, I(i + 128 * h))
-                for e in range(4):
-                    values[4 * h + e] = bits_float(I(four[e]))
-                if gated:
-                    four = load4(gate, I(i + 128 * h))
-                    for e in range(4):
-                        gates[4 * h + e] = bits_float(I(four[e]))
-            if not plain:
-                for k in range(8):
-                    values[k] = of(gates[k], values[k], a0, a1, a2, a3)
-        quantize_row(values, c, words)
-        cuda.syncthreads()
-        block = I(tile // layout)
-        of_block, base = I(tile - block * layout), I(I(block * n + own_unit(run, period, first, last)) * block_words)
         to = out, (p0, p1, p2, p3, p4, p5, p6), number
-        # Neighbouring threads give neighbouring words: integers, then scales and sums.
-        for k in range(3):
-            place = I(RUN * k + thread)
-            at = I(base + of_block * TILE_SCALES_AT + place)
-            if place >= TILE_SUMS_AT:
-                at = I(base + sums_at + of_block * (TILE_WORDS - TILE_SUMS_AT) + I(place - TILE_SUMS_AT))
-            elif place >= TILE_SCALES_AT:
-                at = I(base + scales_at + of_block * 8 + I(place - TILE_SCALES_AT))
-            if place < TILE_WORDS:
-                put(to, at, words[place])
+        unit = own_unit(run, period, first, last)
+        quantize_tile(gate, up, rows, a0, a1, a2, a3, tile, run, runs, unit, n, to)
         blocks = I(I(cuda.gridDim.x & 0xFFFF) // layout)
         take(blocks, takers, n, period, first, last, number, polls, here, state, alarm, out)
 

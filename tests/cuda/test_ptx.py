@@ -242,6 +242,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (12, 64, True, False, 64),
         (16, 128, False, False, 128, False, 8, True),
     ],
+    "wide_quantize": [("swiglu", 8), ("plain", 16), ("geglu", 12)],
     "wide_gather_combine_quantize": [
         (8, 1, 128, True, False),
         (4, 7, 256, True, True, 0, True, 8),
@@ -573,6 +574,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
     "wide_combine_quantize": ("ld.global.v4",),
     "wide_gather_combine_quantize": ("ld.global.v4", "st.relaxed.sys", "ld.relaxed.sys"),
+    "wide_quantize": ("ld.global.v4",),
     "wide_gather_quantize": ("ld.global.v4", "st.relaxed.sys", "ld.relaxed.sys"),
     "matmul_give": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "st.relaxed.sys"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.cuda import delta_net, gather, gather_heads, glu, layer_norm, rms_norm, wide_gather
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import join, wide_combine
-from engine.cuda.products import quantize
+from engine.cuda.products import quantize, wide_quantize
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
@@ -204,13 +204,9 @@ class Gated(Deferred):
 
     def quantized(self, recorder: Recorder, unit: int, layout: int) -> Int8:
         """The value as int8."""
-        to, columns = recorder.int8(unit, *self.shape, layout=layout), self.shape[1]
-        kernel, gate = (
-            quantize.quantize(unit, self.activation.kind, layout),
-            self.up if self.gate is None else self.gate,
-        )
-        arguments = (gate, self.up, columns, *self.activation.numbers, *to)
-        recorder.launch(kernel, runs(self.shape)[::-1], quantize.RUN, arguments, **to.outputs())
+        to = recorder.int8(unit, *self.shape, layout=layout)
+        kind, numbers = self.activation.kind, self.activation.numbers
+        _record_quantize(recorder, kind, self.gate or self.up, self.up, numbers, unit, layout, to)
         return to
 
     def gathered(self, recorder: Recorder, unit: int, layout: int, n_peers: int) -> Start:
@@ -380,11 +376,30 @@ def runs(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _quantized_array(recorder: Recorder, x: Tensor, unit: int, layout: int) -> Int8:
-    to, columns = recorder.int8(unit, *x.shape, layout=layout), x.shape[1]
+    to = recorder.int8(unit, *x.shape, layout=layout)
     if not _add_and_quantize(recorder, x, (0, 0.0), unit, layout, to):
-        kernel, arguments = quantize.quantize(unit, "plain", layout), (x, x, columns, 0.0, 0.0, 0.0, 0.0, *to)
-        recorder.launch(kernel, runs(x.shape)[::-1], quantize.RUN, arguments, **to.outputs())
+        _record_quantize(recorder, "plain", x, x, (0.0, 0.0, 0.0, 0.0), unit, layout, to)
     return to
+
+
+def _record_quantize(
+    recorder: Recorder,
+    source: str,
+    gate: Tensor,
+    up: Tensor,
+    numbers: Sequence[float],
+    unit: int,
+    layout: int,
+    to: Int8,
+) -> None:
+    """Record the launch that computes ``source`` of gate and up as int8; numbers: the parameters of an activation."""
+    rows, columns = up.shape
+    kernel, grid = quantize.quantize(unit, source, layout), runs(up.shape)[::-1]
+    given: tuple[Argument, ...] = (columns, *numbers, *to)
+    if layout in quantize.BLOCKS:
+        kernel, grid = wide_quantize.wide_quantize(source, layout), wide_quantize.grid(rows, columns)
+        given = (rows, *numbers, to.q)
+    recorder.launch(kernel, grid, quantize.RUN, (gate, up, *given), **to.outputs())
 
 
 def _add_and_quantize(

@@ -373,7 +373,7 @@ def test_int8_in_blocks(gpu: backend.Backend, rows: int, n: int, tiles: int) -> 
     x = activations(rows, n)
     on_device = gpu.upload(x)
     plan: Any = gpu.record(lambda: values.quantized(gpu.recorder, on_device, 256, layout=tiles).q)
-    assert plan.launches[0].kernel.name == f"quantize[256, plain, {tiles}]"
+    assert plan.launches[0].kernel.name == f"wide_quantize[plain, {tiles}]"
     assert plan.result.size == activation_words(256, rows, n, tiles)[0]
     gpu.start(plan)
     q, d, s = cpu._quantize(x, 256)

@@ -113,7 +113,7 @@ def test_a_mixture(gpu: Any, shared: str, monkeypatch: pytest.MonkeyPatch) -> No
     gpu.device.shared_memory = LARGE
     names = launched(gpu, mixture("Q4_K Q4_K Q8_0", 2, 1, 256, 32, shared), 17, normalized=False)
     first = ["matmul_float_wide", "route", "sort_pairs", "quantize_pairs", "matmul_experts_warpgroups"]
-    common = ["quantize", "matmul_warpgroups", "quantize", "matmul_wide"] if shared else []
+    common = ["wide_quantize", "matmul_warpgroups", "quantize", "matmul_wide"] if shared else []
     assert names == [*first, *common, "quantize", "sort_pairs", "matmul_experts_wide", "join"]
 
 
