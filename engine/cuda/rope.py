@@ -132,6 +132,196 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
     return append
 
 
+def make_heads(
+    k_type: str,
+    v_type: str,
+    d_k: int,
+    d_v: int,
+    n_rot: int,
+    neox: bool,
+    normed: bool,
+    biased: bool,
+    early: bool,
+    v_normed: bool,
+    noted: bool,
+    norm_after: bool,
+    scaled: bool,
+    receive_k: DeviceFunction,
+    receive_v: DeviceFunction,
+    meet: DeviceFunction,
+) -> tuple[DeviceFunction, DeviceFunction]:
+    """The device functions ``keep_head`` and ``keep_value``, with which a warp finishes a head of one row, of q or k, or of
+    v: bias, norm, rotation, storing.
+
+    Constants: those of ``rope``.  ``receive_k(given)`` and ``receive_v(given)`` wait for the inputs, unless ``early`` is
+    False, and return where the elements of the head are.  ``meet()`` waits for the other lanes of the warp.
+
+    keep_head(given, there, whole, is_q, bias, norm, head, row, positions, places, sequences, table, stride, angles, factors,
+    eps, scale, n_head, n_head_kv, pages, q_out, q_scales, new, keys) and keep_value(given, there, bias, head, places, row,
+    table, pages, eps, new, values): there: whether the row exists; whole: shared memory for the elements of a head of q or
+    k, which may be where these already are; sequences: from that of the row on; table, of ``keep_value``: the pages of the
+    row's sequence; new: where the words of the head are noted; otherwise arguments of ``rope``.
+    """
+    squares, v_squares = make_squares(d_k), make_squares(d_v)
+    pairs = n_rot // 2
+    n_x, n_pairs, n_v = -(-d_k // 32), max(1, -(-pairs // 32)), -(-d_v // 32)
+    norm_first, norm_last = normed and not norm_after, normed and norm_after
+    k_kind, v_kind = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
+    quantized, by_integers, noted = k_kind.quantized, k_kind.whole, noted and notes(k_kind, v_kind)
+    blocks = d_k // k_kind.block(d_k) if by_integers else 0
+    rotate_query = make_rotate(d_k, k_kind.block(d_k)) if by_integers else None
+    store_integers = make_store_query(d_k, k_kind.block(d_k)) if by_integers else None
+    append_key, append_value = _make_append(k_kind, d_k, False, noted), _make_append(v_kind, d_v, True, noted)
+
+    @device
+    def keep_value(given, there, bias, head, places, row, table, pages, eps, new, values):
+        lane = I(cuda.threadIdx.x & 31)
+        x = cuda.local.array(n_v, np.float32)
+        added = cuda.local.array(n_v, np.float32)
+        for j in range(n_v):
+            added[j] = F(0.0)
+            if biased and lane + 32 * j < d_v:
+                added[j] = bias[head * d_v + lane + 32 * j]
+        if not early:
+            wait_for_inputs()
+        place = places[row]
+        page = np.int64(I(head * pages + table[place >> 6]))
+        v = receive_v(given)
+        if not there:
+            return
+        for j in range(n_v):
+            x[j] = F(0.0)
+            if lane + 32 * j < d_v:
+                x[j] = v[lane + 32 * j]
+                if biased:
+                    x[j] = x[j] + added[j]
+        if v_normed:
+            r = inverse_root(v_squares(x), F(d_v), eps)
+            for j in range(n_v):
+                x[j] = x[j] * r
+        append_value(x, values, page, I(place & (CHUNK - 1)), new)
+
+    @device
+    def normalize(x, weight, eps):
+        """Normalize a head of q or k, the lane's elements in x."""
+        r = inverse_root(squares(x), F(d_k), eps)
+        for j in range(n_x):
+            x[j] = x[j] * r * weight[j]
+
+    @device
+    def keep_head(
+        given,
+        there,
+        whole,
+        is_q,
+        bias,
+        norm,
+        head,
+        row,
+        positions,
+        places,
+        sequences,
+        table,
+        stride,
+        angles,
+        factors,
+        eps,
+        scale,
+        n_head,
+        n_head_kv,
+        pages,
+        q_out,
+        q_scales,
+        new,
+        keys,
+    ):
+        lane = I(cuda.threadIdx.x & 31)
+        x = cuda.local.array(n_x, np.float32)
+        weight = cuda.local.array(n_x, np.float32)
+        added = cuda.local.array(n_x, np.float32)
+        cos = cuda.local.array(n_pairs, np.float32)
+        sin = cuda.local.array(n_pairs, np.float32)
+        for j in range(n_x):
+            weight[j] = F(0.0)
+            added[j] = F(0.0)
+            if lane + 32 * j < d_k:
+                if normed:
+                    weight[j] = norm[lane + 32 * j]
+                if biased:
+                    added[j] = bias[head * d_k + lane + 32 * j]
+        if not early:
+            wait_for_inputs()
+        position, place = positions[row], I(0)
+        page = np.int64(0)
+        if not is_q:
+            place = places[row]
+            page = np.int64(I(head * pages + table[I(sequences[0] * stride + (place >> 6))]))
+        if pairs > 0:
+            angles = advance(angles, np.int64(position) * n_rot)
+            for j in range(n_pairs):
+                cos[j] = F(0.0)
+                sin[j] = F(0.0)
+                if lane + 32 * j < pairs:
+                    cos[j] = angles[lane + 32 * j]
+                    sin[j] = angles[pairs + lane + 32 * j]
+        factor = F(1.0)
+        if scaled and is_q:
+            factor = factors[position]
+        source = receive_k(given)
+        if not there:
+            return
+        for j in range(n_x):
+            x[j] = F(0.0)
+            if lane + 32 * j < d_k:
+                x[j] = source[lane + 32 * j]
+                if biased:
+                    x[j] = x[j] + added[j]
+        if norm_first:
+            normalize(x, weight, eps)
+        if pairs > 0:
+            for j in range(n_x):
+                if lane + 32 * j < d_k:
+                    whole[lane + 32 * j] = x[j]
+            meet()
+            for j in range(n_pairs):
+                i = I(lane + 32 * j)
+                if i < pairs:
+                    first = i if neox else I(2 * i)
+                    second = I(i + pairs) if neox else I(2 * i + 1)
+                    a, b = whole[first], whole[second]
+                    whole[first] = fma(a, cos[j], -(b * sin[j]))
+                    whole[second] = fma(a, sin[j], b * cos[j])
+            meet()
+            for j in range(n_x):
+                if lane + 32 * j < d_k:
+                    x[j] = whole[lane + 32 * j]
+        if norm_last:
+            normalize(x, weight, eps)
+        if scaled and is_q:
+            for j in range(n_x):
+                x[j] = x[j] * factor
+        if not is_q:
+            append_key(x, keys, page, I(place & (CHUNK - 1)), new)
+        elif by_integers:
+            at = I(row * n_head + head)
+            rotate_query(x)
+            for j in range(n_x):
+                x[j] = x[j] * scale
+            store_integers(x, advance(q_out, I(at * (d_k // 2))), advance(q_scales, I(at * blocks)))
+        elif quantized:
+            at = I(I(row * n_head + head) * n_x)
+            words, scales = advance(q_out, I(at * 8)), advance(q_scales, at)
+            for j in range(n_x):
+                store_query(rotate(x[j]) * scale, j, words, scales)
+        else:
+            out = advance(q_out, I(I(row * n_head + head) * d_k))
+            for j in range(n_x):
+                if lane + 32 * j < d_k:
+                    out[lane + 32 * j] = U(float_bits(x[j]))
+
+    return keep_head, keep_value
+
+
 @kernel(*_ARGUMENTS, threads=BLOCK)
 def rope(
     k_type: str,
@@ -163,52 +353,19 @@ def rope(
     several sequences, 0: all belong to that of row 0), q_out, q_scales, new, keys, values; unused pointers are not read.
     Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
     """
-    squares = make_squares(d_k)
-    pairs = n_rot // 2
-    n_x, n_pairs, n_v = -(-d_k // 32), max(1, -(-pairs // 32)), -(-d_v // 32)
-    norm_first, norm_last = normed and not norm_after, normed and norm_after
-    k_kind, v_kind = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
-    quantized, by_integers, noted = k_kind.quantized, k_kind.whole, noted and notes(k_kind, v_kind)
-    blocks = d_k // k_kind.block(d_k) if by_integers else 0
-    rotate_query = make_rotate(d_k, k_kind.block(d_k)) if by_integers else None
-    store_integers = make_store_query(d_k, k_kind.block(d_k)) if by_integers else None
-    append_key, append_value = _make_append(k_kind, d_k, False, noted), _make_append(v_kind, d_v, True, noted)
-    v_squares = make_squares(d_v)
 
     @device
-    def keep_value(v, bias, head, places, row, table, pages, eps, new, values):
-        """table: the pages of the row's sequence."""
-        lane = I(cuda.threadIdx.x)
-        x = cuda.local.array(n_v, np.float32)
-        added = cuda.local.array(n_v, np.float32)
-        for j in range(n_v):
-            added[j] = F(0.0)
-            if biased and lane + 32 * j < d_v:
-                added[j] = bias[head * d_v + lane + 32 * j]
-        if not early:
-            wait_for_inputs()
-        place = places[row]
-        page = np.int64(I(head * pages + table[place >> 6]))
+    def receive(given):
         if early:
             wait_for_inputs()
-        for j in range(n_v):
-            x[j] = F(0.0)
-            if lane + 32 * j < d_v:
-                x[j] = v[head * d_v + lane + 32 * j]
-                if biased:
-                    x[j] = x[j] + added[j]
-        if v_normed:
-            r = inverse_root(v_squares(x), F(d_v), eps)
-            for j in range(n_v):
-                x[j] = x[j] * r
-        append_value(x, values, page, I(place & (CHUNK - 1)), new)
+        return given
 
     @device
-    def normalize(x, weight, eps):
-        """Normalize a head of q or k, the lane's elements in x."""
-        r = inverse_root(squares(x), F(d_k), eps)
-        for j in range(n_x):
-            x[j] = x[j] * r * weight[j]
+    def meet():
+        cuda.syncthreads()
+
+    how = neox, normed, biased, early, v_normed, noted, norm_after, scaled
+    keep_head, keep_value = make_heads(k_type, v_type, d_k, d_v, n_rot, *how, receive, receive, meet)
 
     @cuda.jit
     def rope(
@@ -242,7 +399,6 @@ def rope(
         values,
     ):
         let_next_begin()
-        lane = I(cuda.threadIdx.x & 31)
         row = I(cuda.blockIdx.y)
         head = I(cuda.blockIdx.x)
         n_head_kv = I((cuda.gridDim.x - n_head) >> 1)
@@ -253,95 +409,41 @@ def rope(
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v) + d_k))
             # Slots are written only between launches.
             table = advance(table, I(sequences[0] * stride))
-            keep_value(advance(v, I(row * v_stride)), v_bias, head, places, row, table, pages, eps, new, values)
+            v = advance(v, I(row * v_stride + head * d_v))
+            keep_value(v, True, v_bias, head, places, row, table, pages, eps, new, values)
             return
-        source, bias, norm = advance(q, I(row * q_stride + head * d_k if gated else row * q_stride)), q_bias, q_norm
+        source, bias, norm = advance(q, I(row * q_stride + head * (2 * d_k if gated else d_k))), q_bias, q_norm
         if not is_q:
             head = I(head - n_head)
-            source, bias, norm = advance(k, I(row * k_stride)), k_bias, k_norm
-        x = cuda.local.array(n_x, np.float32)
-        weight = cuda.local.array(n_x, np.float32)
-        added = cuda.local.array(n_x, np.float32)
-        cos = cuda.local.array(n_pairs, np.float32)
-        sin = cuda.local.array(n_pairs, np.float32)
-        whole = pointer(cuda.shared.array(d_k, np.float32))
-        for j in range(n_x):
-            weight[j] = F(0.0)
-            added[j] = F(0.0)
-            if lane + 32 * j < d_k:
-                if normed:
-                    weight[j] = norm[lane + 32 * j]
-                if biased:
-                    added[j] = bias[head * d_k + lane + 32 * j]
-        if not early:
-            wait_for_inputs()
-        position, place = positions[row], I(0)
-        page = np.int64(0)
-        if not is_q:
-            place = places[row]
-            page = np.int64(I(head * pages + table[I(sequences[0] * stride + (place >> 6))]))
-        if pairs > 0:
-            angles = advance(angles, np.int64(position) * n_rot)
-            for j in range(n_pairs):
-                cos[j] = F(0.0)
-                sin[j] = F(0.0)
-                if lane + 32 * j < pairs:
-                    cos[j] = angles[lane + 32 * j]
-                    sin[j] = angles[pairs + lane + 32 * j]
-        factor = F(1.0)
-        if scaled and is_q:
-            factor = factors[position]
-        if early:
-            wait_for_inputs()
-        for j in range(n_x):
-            x[j] = F(0.0)
-            if lane + 32 * j < d_k:
-                x[j] = source[head * d_k + lane + 32 * j]
-                if biased:
-                    x[j] = x[j] + added[j]
-        if norm_first:
-            normalize(x, weight, eps)
-        if pairs > 0:
-            for j in range(n_x):
-                if lane + 32 * j < d_k:
-                    whole[lane + 32 * j] = x[j]
-            cuda.syncthreads()
-            for j in range(n_pairs):
-                i = I(lane + 32 * j)
-                if i < pairs:
-                    first = i if neox else I(2 * i)
-                    second = I(i + pairs) if neox else I(2 * i + 1)
-                    a, b = whole[first], whole[second]
-                    whole[first] = fma(a, cos[j], -(b * sin[j]))
-                    whole[second] = fma(a, sin[j], b * cos[j])
-            cuda.syncthreads()
-            for j in range(n_x):
-                if lane + 32 * j < d_k:
-                    x[j] = whole[lane + 32 * j]
-        if norm_last:
-            normalize(x, weight, eps)
-        if scaled and is_q:
-            for j in range(n_x):
-                x[j] = x[j] * factor
-        if not is_q:
+            source, bias, norm = advance(k, I(row * k_stride + head * d_k)), k_bias, k_norm
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
-            append_key(x, keys, page, I(place & (CHUNK - 1)), new)
-        elif by_integers:
-            at = I(row * n_head + head)
-            rotate_query(x)
-            for j in range(n_x):
-                x[j] = x[j] * scale
-            store_integers(x, advance(q_out, I(at * (d_k // 2))), advance(q_scales, I(at * blocks)))
-        elif quantized:
-            at = I(I(row * n_head + head) * n_x)
-            words, scales = advance(q_out, I(at * 8)), advance(q_scales, at)
-            for j in range(n_x):
-                store_query(rotate(x[j]) * scale, j, words, scales)
-        else:
-            out = advance(q_out, I(I(row * n_head + head) * d_k))
-            for j in range(n_x):
-                if lane + 32 * j < d_k:
-                    out[lane + 32 * j] = U(float_bits(x[j]))
+        whole = pointer(cuda.shared.array(d_k, np.float32))
+        keep_head(
+            source,
+            True,
+            whole,
+            is_q,
+            bias,
+            norm,
+            head,
+            row,
+            positions,
+            places,
+            sequences,
+            table,
+            stride,
+            angles,
+            factors,
+            eps,
+            scale,
+            n_head,
+            n_head_kv,
+            pages,
+            q_out,
+            q_scales,
+            new,
+            keys,
+        )
 
     return rope
 

@@ -1,6 +1,7 @@
 """engine/cuda/rope.py in the simulator: what the CPU stores in its cache, and its queries."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import AttentionCacheSpec
+from engine.cache.kv import AttentionCache, AttentionCacheSpec
 from engine.cache.types import CHUNK, Types, cache_type
 from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
@@ -26,6 +27,29 @@ N_HEAD, N_HEAD_KV = 3, 2
 POSITIONS = np.array([127, 128, 300], np.int32)
 PLACES = np.array([63, 64, 172], np.int32)
 """Of a sequence that has dropped chunks."""
+
+
+def on_cpu(
+    heads: Heads[Any],
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    cache: AttentionCache[Any],
+    batch: Batch[Any],
+    table: np.ndarray | None,
+) -> list[np.ndarray]:
+    """Store keys and values, if there are any, and return rotated queries in the form that the cache type asks for."""
+    ops = Backend(1)
+    if heads.n_head_kv:
+        ops.remember(heads, k, v, cache, batch, table)
+    if heads.n_head:
+        (q,) = ops._prepared(heads, [q], batch, table)
+    else:
+        q = np.empty((batch.rows, 0, heads.d_k), np.float32)
+    if cache.k_type.whole:
+        integers, scales = ops.integer_queries(q, float(SCALE), cache.k_type)
+        return [np.stack([integers >> 3, integers & 7], axis=2).astype(np.int8), scales]
+    return [*ops.int8_queries(q, float(SCALE), cache.k_type)] if cache.k_type.quantized else [q]
 
 
 def agree(
@@ -61,7 +85,6 @@ def agree(
     angles = rng.uniform(-3, 3, (301, n_rot // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) if n_rot else None
     factors = rng.uniform(0.5, 2, 301).astype(np.float32) if scaled else None
-    ops = Backend(1)
     shape, kinds = AttentionCacheSpec(N_HEAD_KV, d_k, d_v), Types(*map(cache_type, types))
     cache, mine = (
         layer_of(shape, 301, 1, kinds, lambda s, t: rng.integers(0, 999, s).astype(t), n_sequences=2) for _ in range(2)
@@ -82,18 +105,7 @@ def agree(
     if gated:
         # The gates of a head follow its queries.
         q = np.ascontiguousarray(q.reshape(rows, n_head, 2, d_k)[:, :, 0]).reshape(rows, -1)
-    if n_head_kv:
-        ops.remember(heads, k, v, cache, batch, table)
-    if n_head:
-        (q,) = ops._prepared(heads, [q], batch, table)
-    else:
-        q = np.empty((rows, 0, d_k), np.float32)
-    expected = [q]
-    if cache.k_type.whole:
-        integers, scales = ops.integer_queries(q, float(SCALE), cache.k_type)
-        expected = [np.stack([integers >> 3, integers & 7], axis=2).astype(np.int8), scales]
-    elif cache.k_type.quantized:
-        expected = [*ops.int8_queries(q, float(SCALE), cache.k_type)]
+    expected = on_cpu(heads, q, k, v, cache, batch, table)
 
     found = [np.full(x.shape, 0x55, x.dtype) for x in expected]
     new = np.full((rows, n_head_kv, d_k + d_v), 0xFFFFFFFF, np.uint32)
