@@ -279,6 +279,15 @@ FAULTS = (
         ("tests/cuda/simulated/test_wide_matmul.py::test_blocks_of_warpgroups",),
     ),
     Fault(
+        "chains of queries of several blocks of rows",
+        "products",
+        "engine/cuda/rope_chains.py",
+        "strip = I(I(above * I(before * strips_k + n_head_kv * strips_v)) + strip)",
+        "strip = I(above + strip)",
+        "on an H100, steps of many users take queries, keys and values of other users",
+        ("tests/cuda/simulated/test_rope_chains.py::test_heads",),
+    ),
+    Fault(
         "the residual of the first tiles in the second launch",
         "products",
         "engine/cuda/products/dense.py",

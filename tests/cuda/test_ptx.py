@@ -112,6 +112,14 @@ _ROPE = [
     ("f16", "f16", 96, 96, 0, False, False, True, True, False, False, True, False, True),
 ]
 
+_ROPE_CHAINS = [
+    ("f16", "f16", 128, 128, 128, True, True, False, False, False, False, 8),
+    ("i8", "i8", 128, 128, 128, True, True, False, False, False, False, 4),
+    ("i12", "i12", 256, 64, 128, True, True, True, True, True, True, 16),
+    ("q8_0", "q4_0", 64, 96, 64, False, False, True, False, False, False, 12),
+    ("f32", "f32", 16, 256, 0, False, False, False, False, False, False, 4),
+]
+
 _ATTENTION = [
     attention.geometry(1, 32, 8, 128, 128, half=True, n_partials=64, multiprocessors=132, early=True),
     attention.geometry(16, 32, 8, 128, 128, half=True, n_partials=64, multiprocessors=132, early=False),
@@ -544,6 +552,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
+    "rope_chains": _ROPE_CHAINS,
     "round_heads": [(512, False), (128, True), (96, False)],
     "round_rows": [(512, False, False), (128, True, True)],
     "rotate_tail": [(512, True, False), (512, False, True), (128, False, False)],

@@ -8,7 +8,7 @@ import numpy as np
 from engine.arrays import Batch
 from engine.cache.kv import CHUNK, AttentionCache
 from engine.cpu.integer_cache import LOG2_E
-from engine.cuda import observe, rope
+from engine.cuda import observe, rope, rope_chains
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
@@ -51,18 +51,32 @@ def rotate(
     new = recorder.empty((rows, n_head_kv, d_k + d_v), np.uint32) if noted else None
     biased, normed = heads.biases is not None, heads.q_norm is not None
     scaled = q is not None and heads.query_scales is not None
-    how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= NARROW_ROWS, heads.norm_after, scaled
-    kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * angles.shape[2] if angles else 0, *how)
+    of_cache = *(kind.name for kind in kinds), d_k, d_v, 2 * angles.shape[2] if angles else 0
+    how = heads.neox, normed, biased
     scale = heads.scale * LOG2_E if kinds[0].whole else heads.scale
     given: tuple[Argument, ...] = (
-        *(q or 0, k or 0, v or 0),
-        *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
         *(batch.positions, cache.places(batch), batch.sequences, cache.table, angles or 0),
         *(heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0)), heads.query_scales or 0),
         *(heads.eps, scale, n_head, cache.pages, cache.table.shape[1], int(batch.mixed)),
-        *(query[0], query[-1], new or 0, cache.keys, cache.values),
+        *(query[0], query[-1]),
     )
     written = dict(zip(("query", "query_scales"), query, strict=False)) if n_head else {}
+    if q and k and v and rows > NARROW_ROWS and not heads.gated and rope_chains.takes(d_k, d_v):
+        chains = recorder.take_chains(q, k, v)
+        if chains:
+            of_chains = heads.v_normed, heads.norm_after, scaled, chains.tiles
+            adding = rope_chains.rope_chains(*of_cache, *how, *of_chains)
+            given = chains.chains, chains.n_chains, rows, *given, cache.keys, cache.values
+            recorder.launch(adding, rope_chains.grid(rows, n_head, n_head_kv), rope_chains.BLOCK, given, **written)
+            return query, None
+    others = True, heads.gated, heads.v_normed, rows <= NARROW_ROWS, heads.norm_after, scaled
+    kernel = rope.rope(*of_cache, *how, *others)
+    given = (
+        *(q or 0, k or 0, v or 0),
+        *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
+        *given,
+        *(new or 0, cache.keys, cache.values),
+    )
     if new:
         written["words"] = new
     recorder.launch(kernel, rope.grid(rows, n_head, n_head_kv), rope.BLOCK, given, **written)

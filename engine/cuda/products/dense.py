@@ -252,9 +252,9 @@ def _multiply_tiles(
         kernel, grid = warpgroup_matmul.matmul_chains(shape.tiles), warpgroup_matmul.chains_grid(shape, rows, tiles[-1])
         n_chains = -(-units // -(-units // CHAINS))
         added: tuple[Argument, ...] = chains, *written, n_chains, rows
-        if len(weights) == 1 and tiles[-1] == weights[0].tiles:
-            whole = Chains(chains, n_chains, shape.tiles, residual, outputs[0])
-            recorder.add_chains(kernel, grid, added, whole)
+        if tiles[-1] == sum(weight.tiles for weight in weights):
+            whole = Chains(chains, n_chains, shape.tiles, residual)
+            recorder.add_chains(kernel, grid, added, whole, **results(outputs))
         else:
             recorder.launch(kernel, grid, 256, added, **results(outputs))
 

@@ -43,8 +43,8 @@ class Added(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """A product whose blocks have shared the chains of its result ``out`` (``engine/cuda/products/warpgroup_matmul.py``), to
-    which ``residual`` is added.
+    """A product whose blocks have shared the chains of its results (``engine/cuda/products/warpgroup_matmul.py``), to which
+    ``residual`` is added.
 
     n_chains: the number of chains that have units; tiles: those of 8 activation rows in a block.
     """
@@ -53,7 +53,6 @@ class Chains(NamedTuple):
     n_chains: int
     tiles: int
     residual: Tensor | None
-    out: Tensor
 
 
 class Recorder:
@@ -202,11 +201,16 @@ class Recorder:
         self._added = added
 
     def add_chains(
-        self, kernel: Specialization, grid: tuple[int, ...], arguments: Sequence[Argument], chains: Chains
+        self,
+        kernel: Specialization,
+        grid: tuple[int, ...],
+        arguments: Sequence[Argument],
+        chains: Chains,
+        **results: Tensor,
     ) -> None:
-        """Record the launch that adds the chains of a single result.  They are kept alive until the next launch, which may
-        add them itself (:meth:`take_chains`)."""
-        self.launch(kernel, grid, 256, arguments, result=chains.out)
+        """Record the launch that adds the chains of all results of a product.  They are kept alive until the next launch,
+        which may add them itself (:meth:`take_chains`)."""
+        self.launch(kernel, grid, 256, arguments, **results)
         self._added = chains
 
     def take_added(self, y: Tensor) -> Added | None:
@@ -215,16 +219,17 @@ class Recorder:
         added = self._added
         return added if isinstance(added, Added) and self._remove_latest(y) else None
 
-    def take_chains(self, y: Tensor) -> Chains | None:
-        """As ``take_added``, if the previous launch adds the chains of y."""
+    def take_chains(self, *results: Tensor) -> Chains | None:
+        """As ``take_added``, if the previous launch adds the chains of exactly these results, in this order.  The next launch
+        must compute them, unless nothing else reads them."""
         chains = self._added
-        return chains if isinstance(chains, Chains) and self._remove_latest(y) else None
+        return chains if isinstance(chains, Chains) and self._remove_latest(*results) else None
 
-    def _remove_latest(self, y: Tensor) -> bool:
-        """Remove the latest launch if y is what it adds; returns whether it is."""
-        added = self._added
-        if added is None or (y.address, y.shape) != (added.out.address, added.out.shape):
-            return False
+    def _remove_latest(self, *results: Tensor) -> bool:
+        """Remove the latest launch if these are its results; returns whether they are."""
         assert self._launches
+        outputs = self._launches[-1].outputs
+        if [(out.address, out.shape) for out in outputs] != [(y.address, y.shape) for y in results]:
+            return False
         self._launches.pop()
         return True

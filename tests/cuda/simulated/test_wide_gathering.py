@@ -234,7 +234,7 @@ def test_chains_come_together(rows: int, cut: Cut, n_chains: int, add: bool, mon
                 out, added = recorder.empty((rows, count)), rest if add else None
                 arguments = (own, out, out, out, added or 0, add, n, n, n, count, 0, 0, n_chains, rows)
                 grid = chains_grid(shape, rows, n)
-                recorder.add_chains(matmul_chains(4), grid, arguments, Chains(own, n_chains, 4, added, out))
+                recorder.add_chains(matmul_chains(4), grid, arguments, Chains(own, n_chains, 4, added), result=out)
                 parts.append(out)
             values = of.normalized(parts, cut, weights, 1e-5)
             pairs = zip(recorders, values, strict=True)
