@@ -2,6 +2,7 @@
 
 ``tests/tiers.py`` defines which tests run."""
 
+import gc
 import json
 import logging
 import os
@@ -14,6 +15,16 @@ import pytest
 pytest_plugins = ["tests.tiers"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Compilers and simulated kernels make many objects and few cycles: searches for them take up to a tenth of the time of
+# a process that compiles, as in ``engine/compile/worker.py``.
+gc.set_threshold(50_000)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What has been collected stays until the end: it is no longer searched."""
+    gc.freeze()
 
 
 class _Records(logging.Handler):

@@ -1,7 +1,6 @@
 """Tests of this folder run in Numba's CUDA simulator, which must be selected before Numba is imported: they run in a process
 of their own (``tests/cuda/test_simulator.py``), or by hand with ``NUMBA_ENABLE_CUDASIM=1 pytest tests/cuda/simulated``."""
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,3 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
     collect_ignore_glob = ["test_*.py"]
     if any(Path(argument.split("::")[0]).resolve().is_relative_to(HERE) for argument in sys.argv[1:]):
         raise pytest.UsageError("set NUMBA_ENABLE_CUDASIM=1 to run the tests of tests/cuda/simulated")
-
-# Kernels make tuples, but no cycles: the garbage collector would only look at them.
-gc.set_threshold(100_000)
