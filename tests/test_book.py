@@ -3,7 +3,8 @@
 import doctest
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from html import unescape
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ WIDTHS = (1280, 390)
 MEASURE = """
 <!doctype html><meta charset="utf-8"><title>measure</title><pre id="result"></pre>
 <script>
-const names = %s, widths = %s, result = [];
+const names = %s, width = %d, result = [];
 const frame = document.createElement("iframe");
 frame.style.border = 0;
 document.body.append(frame);
@@ -29,7 +30,7 @@ document.body.append(frame);
 const SCROLLS = ".highlight pre, .table-wrapper, .formula, p:has(> img.wide), .sidebar-drawer, .toc-drawer, "
   + ".skip-to-content, .visually-hidden";
 
-function measure(name, width) {
+function measure(name) {
   const page = frame.contentDocument, view = frame.contentWindow, root = page.scrollingElement;
   const wide = [...page.querySelectorAll("body *")].filter((e) =>
     !e.closest(SCROLLS) && e.getClientRects().length && e.getBoundingClientRect().right > view.innerWidth + 1
@@ -37,7 +38,7 @@ function measure(name, width) {
   const formulas = [...page.querySelectorAll("math")];
   const code = [...page.querySelectorAll(".highlight pre")].map((e) => e.scrollWidth - e.clientWidth);
   result.push({
-    name, width, inner: view.innerWidth, scroll: root.scrollWidth, theme: view.getComputedStyle(page.body).colorScheme,
+    name, inner: view.innerWidth, scroll: root.scrollWidth, theme: view.getComputedStyle(page.body).colorScheme,
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
     background: view.getComputedStyle(page.body).backgroundColor,
     wide: wide.slice(0, 4).map((e) => `${e.tagName} ${e.className} ${(e.textContent || "").slice(0, 60)}`),
@@ -48,13 +49,11 @@ function measure(name, width) {
 }
 
 async function all() {
-  for (const width of widths) {
-    frame.width = width;
-    frame.height = 900;
-    for (const name of names) {
-      await new Promise((done) => { frame.onload = done; frame.src = name; });
-      measure(name, width);
-    }
+  frame.width = width;
+  frame.height = 900;
+  for (const name of names) {
+    await new Promise((done) => { frame.onload = done; frame.src = name; });
+    measure(name);
   }
   document.getElementById("result").textContent = JSON.stringify(result);
 }
@@ -97,47 +96,60 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+Measure = Callable[[str, int], list[dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def measured(browser: str, book: Path) -> dict[str, list[dict[str, Any]]]:
-    """By theme, what a browser says about every page at every width."""
+def measured(browser: str, book: Path) -> Measure:
+    """What a browser says about every page in a theme and at a width."""
     names = sorted(path.name for path in book.glob("*.html"))
-    wrapper = book / "measure.html"
-    wrapper.write_text(MEASURE % (json.dumps(names), json.dumps(WIDTHS)), encoding="utf-8")
-    found = {}
-    for theme in THEMES:
+
+    @cache
+    def measure(theme: str, width: int) -> list[dict[str, Any]]:
+        wrapper = book / "measure.html"
+        wrapper.write_text(MEASURE % (json.dumps(names), width), encoding="utf-8")
         options = ("--dump-dom", "--window-size=1400,1000", "--virtual-time-budget=120000")
         text = run_browser(browser, wrapper, *options, theme=theme)
+        wrapper.unlink()
         result = re.search(r'<pre id="result">(.*?)</pre>', text, re.S)
         assert result and result[1], text[-2000:]
-        found[theme] = json.loads(unescape(result[1]))
-        assert len(found[theme]) == len(names) * len(WIDTHS)
-    wrapper.unlink()
-    return found
+        found: list[dict[str, Any]] = json.loads(unescape(result[1]))
+        assert len(found) == len(names)
+        return found
+
+    return measure
+
+
+def test_the_book_has_no_warnings(book: Path) -> None:
+    assert {"index.html", "testing.html"} <= {path.name for path in book.glob("*.html")}
+
+
+BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(19, 20, 22)"}
+"""The color of pages by theme."""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", THEMES)
-def test_no_page_is_wider_than_the_window(measured: dict[str, list[dict[str, Any]]], theme: str, width: int) -> None:
-    for page in measured[theme]:
-        if page["width"] == width:
-            assert page["inner"] == width
-            assert page["dark"] == (theme == "dark")
-            assert page["scroll"] <= width and not page["wide"], page
-    assert len({page["background"] for pages in measured.values() for page in pages}) == len(THEMES)
+def test_no_page_is_wider_than_the_window(measured: Measure, theme: str, width: int) -> None:
+    for page in measured(theme, width):
+        assert page["inner"] == width
+        assert page["dark"] == (theme == "dark")
+        assert page["background"] == BACKGROUNDS[theme]
+        assert page["scroll"] <= width and not page["wide"], page
 
 
 @pytest.mark.thorough
-def test_code_fits_on_a_desktop(measured: dict[str, list[dict[str, Any]]]) -> None:
+def test_code_fits_on_a_desktop(measured: Measure) -> None:
     """Lines of 120 columns do; only commands and output may be longer."""
-    pages = [page for page in measured["light"] if page["width"] == 1280]
+    pages = measured("dark", 1280)
     cut, blocks = sum(page["cut"] for page in pages), sum(page["blocks"] for page in pages)
     assert blocks > 100 and cut <= blocks // 50, {page["name"]: page["cut"] for page in pages if page["cut"]}
 
 
 @pytest.mark.thorough
-def test_formulas_are_drawn_without_a_network(measured: dict[str, list[dict[str, Any]]]) -> None:
-    pages = measured["light"]
+def test_formulas_are_drawn_without_a_network(measured: Measure) -> None:
+    pages = measured("dark", 1280)
     assert sum(page["formulas"] for page in pages) > 0
     assert all(page["drawn"] == page["formulas"] and page["scripts"] == 0 for page in pages)
 
