@@ -43,7 +43,9 @@ def test_a_copy_has_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "number", [QUICK, *(pytest.param(n, marks=pytest.mark.thorough) for n in NUMBERS if n != QUICK)]
+    "number",
+    # The first name is that of the case that --rest runs.
+    [pytest.param(QUICK, id="0 quick"), *(pytest.param(n, marks=pytest.mark.thorough) for n in NUMBERS if n != QUICK)],
 )
 def test_a_fault_is_found_and_repaired(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, fault = faults.plant(number, tmp_path / "copy"), faults.numbered(number).fault
