@@ -1,6 +1,6 @@
 """The small random models of ``tests/oracle/families``, one for each architecture, as files of a quantized format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,6 +68,11 @@ def rewritten(source: Path, path: Path, change: Callable[[Tensors], Tensors]) ->
         plain, _, kind = name.partition(" ")
         writer.add_tensor(plain, data, raw_dtype=gguf.GGMLQuantizationType[kind] if kind else None)
     return _written(writer, path)
+
+
+def in_bytes(paths: Iterable[Path], folder: Path) -> list[Path]:
+    """Copies of GGUF files in Q8_0, whose products have a fraction of the threads of those in F32."""
+    return [rewritten(path, folder / f"Q8_0-{path.name}", lambda tensors: quantized(tensors, "Q8_0")) for path in paths]
 
 
 def write_quantized(case: Case | Family, path: Path, kind: str = "Q8_0") -> Path:

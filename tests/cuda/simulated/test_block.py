@@ -20,6 +20,7 @@ from engine.synthetic.shape import Shape
 from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_operations import gpu
 from tests.dflash import Network, agreeing
+from tests.families import in_bytes
 
 assert gpu
 
@@ -83,9 +84,9 @@ def test_drafts(name: str, cache: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     shape = Shape("llama", 1, 64, 2, 1, 32, 32, 289, 96, 1e4, 1e-5)
     net = Network(289, 64, 2, 1, 32, 32, (0, 1), n_layer=1, **NETWORKS[name])
-    path = make_model(tmp_path / "llama.gguf", shape, "F32")
+    path = make_model(tmp_path / "llama.gguf", shape, "Q8_0")
     given: dict[str, Any] = {"n_ctx": N_CTX, "n_threads": 1, "cache_type": cache}
-    given["draft_model"] = net.write(tmp_path / "net.gguf")
+    (given["draft_model"],) = in_bytes([net.write(tmp_path / "net.gguf")], tmp_path)
     cpu_llm, gpu_llm = (engine.load(path, device=device, **given) for device in ("cpu", "cuda"))
     prompt = [3, 7, 11, 2, 9]
     drafted: list[Any] = []
@@ -114,7 +115,7 @@ def test_answers_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
-    paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)
+    paths = in_bytes(agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path), tmp_path)
     given: dict[str, Any] = {"n_ctx": N_CTX, "n_threads": 1, "draft_model": paths[1], "parallel": 2}
     found: list[Any] = []
     for device in ("cpu", "cuda"):

@@ -35,21 +35,21 @@ def contents(model: Any) -> list[bytes]:
 
 
 CASES = [
-    ("llama", "f16", "attend_tiles"),
-    ("qwen3", "i8", "attend_integers"),
-    ("gemma3", "f16", "attend_tiles"),
-    ("qwen35moe", "f16", "delta_rule"),
-    ("deepseek2", "f16", "attend_latents"),
-    ("lfm2", "f16", "short_conv"),
-    ("kimi-linear", "f16", "kda_scan"),
-    ("granitehybrid", "f16", "mamba_scan"),
+    ("attend_integers", "qwen3", "i8"),
+    ("attend_tiles", "llama", "f16"),
+    ("attend_tiles", "gemma3", "f16"),
+    ("attend_latents", "deepseek2", "f16"),
+    ("delta_rule", "qwen35moe", "f16"),
+    ("short_conv", "lfm2", "f16"),
+    ("kda_scan", "kimi-linear", "f16"),
+    ("mamba_scan", "granitehybrid", "f16"),
 ]
-"""Shapes, types of the cache, and a kernel that has rows of several prompts."""
+"""A kernel that has rows of several prompts, and the shapes and types of the cache of models with it."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("shape", "cache_type", "kernel"), CASES)
-def test_prompts_together(tmp_path: Path, shape: str, cache_type: str, kernel: str) -> None:
+@pytest.mark.parametrize(("kernel", "shape", "cache_type"), CASES)
+def test_prompts_together(tmp_path: Path, kernel: str, shape: str, cache_type: str) -> None:
     path = make_model(tmp_path / "a.gguf", SHAPES[shape], "Q4_K_M" if shape == "llama" else "Q4_0")
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "parallel": 3, "cache_type": cache_type}
     models: list[Any] = [engine.load(path, device=device, **given).model for device in ("cpu", "cuda")]

@@ -21,6 +21,7 @@ from tests.batches import one_sequence
 from tests.cuda.simulated.device import use_simulated
 from tests.cuda.simulated.test_operations import F, activations, computed, cpu, gpu, same
 from tests.eagle3 import agreeing
+from tests.families import in_bytes
 
 assert gpu
 
@@ -56,7 +57,7 @@ def test_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.speculative.passes.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
     shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
-    paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)
+    paths = in_bytes(agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path), tmp_path)
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "draft_model": paths[1]}
     cpu_llm, gpu_llm = (engine.load(paths[0], device=device, **given) for device in ("cpu", "cuda"))
     prompt = [3, 7, 11, 2, 9]
@@ -85,7 +86,7 @@ def test_a_target_on_two_devices(options: dict[str, Any], tmp_path: Path, monkey
     recording with those of the CPU: drafts after a prompt of one pass and after a step."""
     use_simulated(monkeypatch)
     shape = Shape("llama", 2, 64, 2, 1, 32, 96, 289, 96, 1e4, 1e-5)
-    paths = agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path)
+    paths = in_bytes(agreeing(make_model(tmp_path / "llama.gguf", shape, "F32"), tmp_path), tmp_path)
     given: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "draft_model": paths[1]}
     whole = engine.load(paths[0], device="cpu", **given)
     divided = engine.load(paths[0], device="cuda", **given, **options)

@@ -53,7 +53,7 @@ def test_a_quantized_encoder(tmp_path: Path) -> None:
         kept = {name: tensors.pop(name) for name in ("position_embd.weight", "token_types.weight")}
         return quantized(tensors, "Q8_0") | kept
 
-    path = EncoderCase("small", 2, 64, 2, 64).write_gguf(tmp_path / "a.gguf")
+    path = EncoderCase("small", 1, 64, 2, 64).write_gguf(tmp_path / "a.gguf")
     check(rewritten(path, tmp_path / "b.gguf", change), alone=2)
 
 
