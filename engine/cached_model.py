@@ -178,12 +178,16 @@ class CachedModel:
         self.check_free()
         self.check_open()
         self.core.interrupt()
+        self.forget()
+        self.histories.clear()
+
+    def forget(self) -> None:
+        """Forget all tokens in the cache.  No request has a slot."""
         for slot in self.slots:
             slot.clear()
         for pool in self.cache.pools.values():
             pool.clear()
         self.states.clear()
-        self.histories.clear()
 
     @property
     def closed(self) -> bool:
@@ -353,10 +357,11 @@ class CachedModel:
         if not slot.sequence.intact:
             self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
         part = PrefillSlice(slot, tokens.tolist(), n_logits, stops)
-        passing = self.with_pages(slot, lambda: PrefillPass(self.model, [part], at_once=True))
-        passing.advance(passing.pieces)
-        (logits,) = passing.finish()
-        part.commit()
+        with self.core.guarded():
+            passing = self.with_pages(slot, lambda: PrefillPass(self.model, [part], at_once=True))
+            passing.advance(passing.pieces)
+            (logits,) = passing.finish()
+            part.commit()
         check_rows(logits, slot.sequence.length - len(logits))
         return logits
 
@@ -373,9 +378,10 @@ class CachedModel:
             slot.clear()
             self.slots.use(slot)
         position = np.array([tokens.size - 1], np.int32)
-        self.with_pages(slot, lambda: self.model.prepare(tokens.size - 1, 1, slot.sequence))
-        batch = Batch(tokens[-1:], position, np.array([slot.sequence.slot], np.int32))
-        result = self.model.ops.run(forward, batch, 1)
+        with self.core.guarded():
+            self.with_pages(slot, lambda: self.model.prepare(tokens.size - 1, 1, slot.sequence))
+            batch = Batch(tokens[-1:], position, np.array([slot.sequence.slot], np.int32))
+            result = self.model.ops.run(forward, batch, 1)
         assert result is not None
         slot.sequence.commit(tokens[-1:].tolist())
         slot.sequence.settle()

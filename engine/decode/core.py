@@ -11,7 +11,8 @@ within a round, nothing else changes whether a request is paused or closed.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 
 from engine.decode.orders import Order, Orders
@@ -19,7 +20,7 @@ from engine.decode.preemption import FailedStep
 from engine.decode.request import Item, Request
 from engine.decode.scheduler import Scheduler
 from engine.decode.served_model import ServedModel
-from engine.errors import DeviceError
+from engine.errors import DeviceError, DeviceMemoryError
 
 log = logging.getLogger("bitmirror.decode")
 
@@ -166,15 +167,39 @@ class EngineCore:
 
         Raises the error if it is one of the device.
         """
-        if isinstance(error, DeviceError):
-            raise error
-        requests = self.scheduler.batch.requests or list(self.scheduler.waiting.requests)
-        if isinstance(error, FailedStep):
-            requests, error = list(error.requests), error.error
-        log.error("a round has failed, and its answers are read again", exc_info=error)
-        self.scheduler.drop()
-        self.scheduler.preemption.clear()
+        with self.guarded():
+            if isinstance(error, DeviceError):
+                raise error
+            requests = self.scheduler.batch.requests or list(self.scheduler.waiting.requests)
+            if isinstance(error, FailedStep):
+                requests, error = list(error.requests), error.error
+            log.error("a round has failed, and its answers are read again", exc_info=error)
+            self.scheduler.drop()
+            self.scheduler.preemption.clear()
         for request in requests:
             request.failures += 1
             if request.failures >= MOST_FAILURES and not request.done:
                 self.scheduler.end(request, error)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """A context in which an error of the device ends all requests: what its memory holds is unknown then, so the results
+        of all passes in flight are dropped, and no token in the cache is used again.  Its caller holds the lock.
+
+        If memory runs out, what it holds is known, and all requests may go on.
+        """
+        try:
+            yield
+        except DeviceMemoryError:
+            raise
+        except DeviceError as error:
+            scheduler = self.scheduler
+            for request in (*scheduler.batch.requests, *scheduler.waiting.requests):
+                if not request.done:
+                    request.done, request.error = True, error
+            scheduler.waiting.requests.clear()
+            with suppress(DeviceError):  # it may be lost
+                scheduler.drop()
+            scheduler.preemption.clear()
+            self._served.forget()
+            raise

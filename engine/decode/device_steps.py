@@ -278,13 +278,15 @@ class DeviceSteps(ModelSteps):
 
     def drop(self) -> None:
         """End all requests, also after an error in ``start`` or ``take``: wait for the steps in flight and drop their
-        results."""
+        results, also if the device has failed."""
         self._left = None  # it may be what failed
-        self._synchronize()
-        while self._in_flight:
-            for running, _ in self._in_flight[0].requests:
-                self._forget(running)
-        self._rows.displace()
+        try:
+            self._synchronize()
+        finally:
+            while self._in_flight:
+                for running, _ in self._in_flight[0].requests:
+                    self._forget(running)
+            self._rows.displace()
 
     def _synchronize(self) -> None:
         """Wait for all devices, in the order of a step: the later ones wait for the earlier ones, which may have failed."""

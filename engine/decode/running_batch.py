@@ -12,6 +12,7 @@ from engine.decode.request import Request, Waiting
 from engine.decode.running import InFlightRequest, Running, Steps, allotted
 from engine.decode.served_model import ServedModel
 from engine.decode.slot import Slot
+from engine.errors import DeviceError, DeviceMemoryError
 from engine.sampling.row_digest import row_digest
 from engine.speculative.proposal import Proposal
 
@@ -237,6 +238,8 @@ class RunningBatch:
             with nullcontext() if running.speculation is None else self.reserved([running.request]):
                 return propose()
         except Exception as error:
+            if isinstance(error, DeviceError) and not isinstance(error, DeviceMemoryError):
+                raise  # it ends all requests
             failed(running.request, error)
             return None
 

@@ -24,6 +24,9 @@ class ServedModel(Protocol):
     def check_free(self) -> None:
         """Raise UsageError if this thread is in a function of the user that this model has called."""
 
+    def forget(self) -> None:
+        """Forget all tokens in the cache; no request has a slot."""
+
     def reserved(self, caller: str) -> AbstractContextManager[None]:
         """Refuse any use of the model by ``caller``."""
 

@@ -3,12 +3,14 @@ that its request gets alone."""
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 import engine
+from engine.cache.kv import AttentionCache
 from engine.decode.core import MOST_FAILURES, EngineCore
 from engine.decode.generation import request_of
 from engine.decode.host_steps import HostSteps
@@ -16,13 +18,13 @@ from engine.decode.preemption import Preemption
 from engine.decode.prefill import PrefillPass, PrefillSlice
 from engine.decode.prefill_queue import PrefillQueue
 from engine.decode.request import Request
-from engine.decode.running import Running
+from engine.decode.running import Running, Step
 from engine.decode.running_batch import RunningBatch
 from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.decode.waiting_queue import WaitingQueue
-from engine.errors import DeviceError
+from engine.errors import DeviceError, DeviceMemoryError
 from engine.sampling.sampler import Sampler
 from engine.synthetic.model import make_model
 from tests.batching import Ask, asks
@@ -294,16 +296,124 @@ def test_an_error_that_does_not_go_away_ends_what_it_meets(
     assert answered(llm, requests(llm, wanted)) == [(tokens, None) for tokens in expected]
 
 
-def test_an_error_of_the_device_is_not_survived(llm: engine.LLM, wanted: list[Ask], faulty: Faulty) -> None:
-    def gone(*given: Any) -> bool:
-        raise DeviceError("the GPU is gone")
+def compute(llm: engine.LLM) -> None:
+    """Run rounds until there is nothing to do."""
+    while llm.core.step():
+        pass
 
-    faulty.plant(HostSteps, "start", gone)
-    made = requests(llm, wanted)
-    with pytest.raises(DeviceError):
-        answered(llm, made)
+
+def spoil(llm: engine.LLM) -> None:
+    """Let pages of the cache hold anything."""
+    for layer in llm.cache.layers:
+        if isinstance(layer, AttentionCache):
+            for array in (layer.keys, layer.values):
+                array.view(np.uint8)[...] = 0x3C
+
+
+def all_ended(llm: engine.LLM, made: list[Request], expected: list[list[int]], error: Exception) -> None:
+    """All requests have ended, those with the error that have not all tokens, and no token is wrong."""
+    compute(llm)  # hands out what is left
+    assert llm.core.n_active == 0
+    llm.check_pages()
+    found = [[token for token, _ in request.items] for request in made]
+    assert all(request.done for request in made) and any(found)
+    for request, tokens, whole in zip(made, found, expected, strict=True):
+        assert tokens == whole[: len(tokens)]
+        assert request.error is (None if tokens == whole else error)
+    assert sum(request.error is error for request in made) >= 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_error_of_the_device_ends_all_requests(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """What is in flight is wrong then, and so may be what the cache holds.  lost: the device fails again when it is waited
+    for."""
+    llm.reset()
+    made, error, take, calls = requests(llm, wanted), DeviceError("the GPU failed"), HostSteps.take, count()
+
+    def failing(steps: HostSteps) -> list[Step]:
+        if next(calls) != 6:
+            return take(steps)
+        for step in steps._taken[0]:
+            step.tokens[:] = [(token + 1) % llm.config.n_vocab for token in step.tokens]
+        spoil(llm)
+        raise error
+
+    def drop(steps: HostSteps) -> None:
+        steps._taken.clear()
+        raise DeviceError("the GPU failed again")
+
+    monkeypatch.setattr(HostSteps, "take", failing)
     for request in made:
-        llm.core.close(request)
+        llm.core.submit(request)
+    with monkeypatch.context() as patch:
+        if lost:
+            patch.setattr(HostSteps, "drop", drop)
+        with pytest.raises(DeviceError) as raised:
+            compute(llm)
+    assert raised.value is error and next(calls) > 6
+    all_ended(llm, made, expected, error)
+    assert answered(llm, requests(llm, wanted)) == [(tokens, None) for tokens in expected]
+
+
+def test_an_error_of_the_device_that_drafts_ends_all_requests(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], faulty: Faulty
+) -> None:
+    llm.reset()
+    made, error, sixth = requests(llm, wanted), DeviceError("the GPU failed"), once(6)
+
+    def fails(*given: Any) -> bool:
+        if sixth():
+            raise error
+        return False
+
+    faulty.plant(Running, "propose", fails)
+    for request in made:
+        llm.core.submit(request)
+    with pytest.raises(DeviceError):
+        compute(llm)
+    all_ended(llm, made, expected, error)
+
+
+def test_an_error_of_the_device_beside_the_requests_ends_them(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method that uses the model between two rounds is the first that waits for the device."""
+    llm.reset()
+    made, error = requests(llm, wanted[:2]), DeviceError("the GPU failed")  # a slot is left
+
+    def finish(*given: Any) -> Any:
+        raise error
+
+    for request in made:
+        llm.core.submit(request)
+    for _ in range(4):
+        llm.core.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefillPass, "finish", finish)
+        with pytest.raises(DeviceError):
+            llm.logits([1, 2, 3])
+    all_ended(llm, made, expected[:2], error)
+
+
+def test_requests_go_on_if_memory_runs_out(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.reset()
+    made, start, calls = requests(llm, wanted), HostSteps.start, count()
+
+    def failing(steps: HostSteps, batch: Any) -> None:
+        if next(calls) == 6:
+            raise DeviceMemoryError("there is too little memory")
+        start(steps, batch)
+
+    monkeypatch.setattr(HostSteps, "start", failing)
+    for request in made:
+        llm.core.submit(request)
+    with pytest.raises(DeviceMemoryError):
+        compute(llm)
+    assert answered(llm, made) == [(tokens, None) for tokens in expected]
 
 
 def test_no_thread_gets_the_error_of_another(

@@ -4,7 +4,8 @@ Packets have two places, which exchanges use in turn.  An owner gives into a pla
 the packets of the exchange between, and those come from an owner that has taken the ones before.
 
 Every owner clears its packets at the end of a pass.  The next pass starts after that, so its exchanges find no number of this
-one.  If an owner has been given up, its packets may come after that, so the host clears them, too, when it raises the error.
+one.  If an owner has been given up, its packets may come after that, and passes in flight may find them.  So the host clears
+them, too, when it raises the error, and uses no result of a pass in flight (``EngineCore.guarded``).
 
 If the columns are what the latest product of every owner computes, the products give them, so that the way over the links
 overlaps their end.  Nothing has been exchanged since, so this is still the order in which packets are taken.  Otherwise the

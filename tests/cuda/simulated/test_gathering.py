@@ -1,6 +1,6 @@
 """Columns that simulated GPUs bring together by packets have the bits of one array on one GPU."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from engine.cuda.runtime.plans import Plans
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred, Gated, GatedNormalized, Normalized, quantized
+from engine.decode.generation import request_of
 from engine.errors import DeviceError
 from engine.ops.activation import SWIGLU
 from engine.shares import Cut, HeadRows, even_cut
@@ -267,15 +268,15 @@ OPTIONS: dict[str, Any] = {"max_tokens": 2, "temperature": 0}
 
 def test_gpus_that_wait_for_each_other(shared: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits of the CPU.  An exchange is a part of a kernel that one GPU runs, too.  If packets do not come, one sentence
-    says so, and later answers are right."""
+    says so to all answers under way, none of which has a wrong token, and later answers are right."""
     one = {"device": "cpu", "split_mode": "layer"}
-    expected = engine.load(**shared | one).complete(PROMPT, **OPTIONS).ids
-    llm = engine.load(**shared)
+    cpu, llm = engine.load(**shared | one), engine.load(**shared, parallel=2)
+    expected = cpu.complete(PROMPT, **OPTIONS | {"max_tokens": 10}).ids
     group: Any = llm.model.ops
     devices = [owner.device for owner in group.owners]
     assert group._gathering.waits
     for _ in range(2):  # the second time, most of the prompt has been read
-        assert llm.complete(PROMPT, **OPTIONS).ids == expected
+        assert llm.complete(PROMPT, **OPTIONS).ids == expected[:2]
     plan = next(each for key, each in group.lead.plans.kept.items() if key[1] == 1)
     names = Counter(launch.kernel.kernel.name for launch in plan.launches if launch.device)
     assert names["gather_combine_quantize"] == names["take_quantize"] == 1 and names["gather_norm_quantize"] == 2
@@ -290,12 +291,22 @@ def test_gpus_that_wait_for_each_other(shared: dict[str, Any], monkeypatch: pyte
         if specialization.kernel.name != "matmul_give" or arguments[20] != 3:
             missing(specialization, grid, block, arguments)
 
+    for most in (2, 10):  # the first ones capture a step of both
+        requests = [request_of(llm.generate(PROMPT, **OPTIONS | {"max_tokens": most})) for _ in range(2)]
+        for request in requests:
+            llm.core.submit(request)
+        while sum(len(request.items) for request in requests) < 4:
+            llm.core.step()
     with monkeypatch.context() as patch:
         patch.setattr(devices[1], "launch", drop)
         patch.setattr(devices[1], "capturing", None)
         with pytest.raises(DeviceError, match=r"^simulated GPU has waited too long for another GPU; run again, and"):
-            llm.complete(PROMPT, **OPTIONS)
-    assert llm.complete(PROMPT, **OPTIONS).ids == expected
+            deque(iter(llm.core.step, False))
+    deque(iter(llm.core.step, False))  # hands out what is left
+    for request in requests:
+        assert [token for token, _ in request.items] == expected[: len(request.items)]
+        assert request.done and isinstance(request.error, DeviceError)
+    assert llm.complete(PROMPT, **OPTIONS).ids == expected[:2]
 
 
 def test_a_trial_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
