@@ -1392,6 +1392,15 @@ FAULTS = (
         ("tests/cuda/simulated/test_gathering.py::test_gpus_that_wait_for_each_other",),
     ),
     Fault(
+        "packets of many rows that do not come",
+        "stages",
+        "engine/cuda/wide_gather.py",
+        "                most = I(1)\n                expire(state, alarm)\n",
+        "                most = I(1)\n",
+        "if one of several GPUs fails, answers of many users continue with wrong tokens",
+        ("tests/cuda/simulated/test_wide_gathering.py::test_packets_that_do_not_come",),
+    ),
+    Fault(
         "words behind those of an owner",
         "stages",
         "engine/cuda/wide_gather.py",

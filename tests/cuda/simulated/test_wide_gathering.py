@@ -16,6 +16,7 @@ if not SIMULATED:
 
 import engine
 from engine.cache.types import CHUNK
+from engine.cpu.runtime.flags import EXPIRED
 from engine.cuda import backend, gather
 from engine.cuda.attention import attend as attention
 from engine.cuda.products.quantize import block_parts
@@ -28,6 +29,7 @@ from engine.cuda.runtime.recorder import Chains, Recorder
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, AttendedParts, Gated, Normalized, quantized
 from engine.cuda.runtime.wide_gathering import WideGathering
+from engine.errors import DeviceError
 from engine.ops.activation import SWIGLU
 from engine.shares import Cut, HeadRows, even_cut
 from engine.synthetic.model import make_model
@@ -135,17 +137,11 @@ def test_columns_come_together(cut: Cut, words: int, monkeypatch: pytest.MonkeyP
         check_cleared(of.narrow)
 
 
-@pytest.mark.parametrize(
-    ("n", "d_v", "gated", "sunk"),
-    [(2, 128, True, True), pytest.param(3, 64, False, False, marks=pytest.mark.thorough)],
-)
-def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention whose chunks are joined by the launch that gives, with more blocks than take."""
-    monkeypatch.setattr(wide_gathering, "WORDS", 128 * n)
-    monkeypatch.setattr(WaitingDevice, "multiprocessors", 3)
-    n_head, n_partials, recorders = 256 * n // d_v, 3, connected(WaitingDevice, n)
-    cut, random = HeadRows(n_head, (n_head * d_v,)).cut(n), np.random.default_rng(n)
-    of = WideGathering(PacketGathering(recorders), recorders)
+def heads(
+    recorders: Sequence[Recorder], cut: Cut, d_v: int, gated: bool = False, sunk: bool = False
+) -> tuple[list[AttendedParts], AttendedParts]:
+    """The outputs of the heads of each owner, and of all heads at the first one."""
+    n_head, n_partials, random = cut.size // d_v, 3, np.random.default_rng(len(recorders))
 
     def normal(*shape: int) -> np.ndarray:
         return random.standard_normal(shape).astype(np.float32)
@@ -168,7 +164,22 @@ def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypa
         return AttendedParts(lambda _: part, [slice(0, ROWS)], last - first)
 
     owned = [parts(recorder, *runs[0]) for recorder, runs in zip(recorders, cut.runs, strict=True)]
-    whole, devices = parts(recorders[0], 0, cut.size), [cast(Any, recorder.device) for recorder in recorders]
+    return owned, parts(recorders[0], 0, cut.size)
+
+
+@pytest.mark.parametrize(
+    ("n", "d_v", "gated", "sunk"),
+    [(2, 128, True, True), pytest.param(3, 64, False, False, marks=pytest.mark.thorough)],
+)
+def test_heads_come_together(n: int, d_v: int, gated: bool, sunk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention whose chunks are joined by the launch that gives, with more blocks than take."""
+    monkeypatch.setattr(wide_gathering, "WORDS", 128 * n)
+    monkeypatch.setattr(WaitingDevice, "multiprocessors", 3)
+    recorders = connected(WaitingDevice, n)
+    cut = HeadRows(256 * n // d_v, (256 * n,)).cut(n)
+    of = WideGathering(PacketGathering(recorders), recorders)
+    owned, whole = heads(recorders, cut, d_v, gated, sunk)
+    devices = [cast(Any, recorder.device) for recorder in recorders]
     found: list[Any] = []
     expected: list[Any] = []
 
@@ -275,6 +286,69 @@ def test_chains_come_together(rows: int, cut: Cut, n_chains: int, add: bool, mon
         return rows_of(words[0], 2, 4) if unit == 256 else [x.tobytes() for x in words]
 
     check_owners(devices, [found], [read(x, devices[0]) for x in expected], read)
+
+
+@pytest.mark.parametrize("late", [1, pytest.param(0, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["gather_words", "wide_gather_quantize", "wide_gather_combine_quantize", "wide_gather_norm_quantize"]
+)
+def test_packets_that_do_not_come(name: str, late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of the other owner notes it and ends, one sentence says so, and the same pass is right after that."""
+    monkeypatch.setattr(wide_gathering, "WORDS", 512)
+    recorders, cut = connected(WaitingDevice, 2), even_cut(512, 2)
+    assert cut is not None
+    of, random = WideGathering(PacketGathering(recorders), recorders), np.random.default_rng(7)
+    devices: list[Any] = [recorder.device for recorder in recorders]
+    x, weight = (random.standard_normal(shape).astype(np.float32) for shape in ((ROWS, 512), 512))
+    own = [uploaded(device, x[:, first:last]) for device, ((first, last),) in zip(devices, cut.runs, strict=True)]
+    weights, parts = [uploaded(device, weight) for device in devices], heads(recorders, cut, 128)[0]
+    found: list[Tensor] = []
+
+    def forward() -> None:
+        of.begin(ROWS)
+        with recorders[0].together(recorders[1:]):
+            if name == "gather_words":
+                found.extend(of.arrays(own, cut))
+            else:
+                if name == "wide_gather_norm_quantize":
+                    values = of.normalized(own, cut, weights, 1e-5)
+                else:
+                    values = of.inputs(own if name == "wide_gather_quantize" else parts, cut)
+                pairs = zip(recorders, values, strict=True)
+                found.extend(quantized(recorder, value, 256, layout=4).q for recorder, value in pairs)
+            of.end()
+
+    plan = recorders[0].record(forward)
+    assert [launch.kernel.kernel.name for launch in plan.launches] == [name, "clear_packets"] * 2
+    plans, waiting = Plans(devices[0], recorders[0]), 1 - late
+    plans.capture(plan)
+
+    def result(i: int) -> bytes:
+        return b"".join(devices[i].at(found[i].address, found[i].size * 4))
+
+    plans.start_whole(plan)
+    expected, states, launch = [result(i) for i in range(2)], list[int](), devices[late].launch
+
+    def drop(specialization: Any, *others: Any) -> None:
+        if specialization.kernel.name != name:
+            launch(specialization, *others)
+
+    def note(device: Any, *given: Any) -> None:
+        states.append(int(device.at(of._states[waiting].address, 4).view(np.int32)[0]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices[late], "launch", drop)
+        patch.setattr(devices[waiting], "damage", note)
+        plans.start_whole(plan)
+    assert states == [0, EXPIRED, 0]  # it has given, it has waited, and the pass has ended
+    assert result(waiting) != expected[waiting]
+    with pytest.raises(DeviceError, match="^simulated GPU has waited too long for another GPU; run again, and"):
+        devices[0].synchronize()
+    plans.start_whole(plan)
+    assert [result(i) for i in range(2)] == expected
+    for device in devices:
+        device.synchronize()
+    check_cleared(of.narrow)
 
 
 @pytest.mark.thorough
