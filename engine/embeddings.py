@@ -220,7 +220,8 @@ class Embeddings(Conversations):
                 slots = self._idle_slots()
                 taken = self._company(waiting, len(slots))
                 parts = [waiting.pop(i) for i in taken]
-                done = self._read_parts(parts, slots)
+                with self.core.guarded():
+                    done = self._read_parts(parts, slots)
             for part, vector in zip(parts, done, strict=False):
                 if not np.isfinite(vector).all():
                     raise ModelError(

@@ -1078,7 +1078,7 @@ FAULTS = (
         "the cache of a device that has failed",
         "batching",
         "engine/decode/core.py",
-        "            self._served.forget()\n",
+        "                last.callback(self._served.forget)\n",
         "",
         "after an error of a GPU, answers go on from what its memory happens to hold",
         ("tests/decode/test_recovery.py::test_an_error_of_the_device_ends_all_requests",),

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 
 from engine.decode.orders import Order, Orders
@@ -198,8 +198,9 @@ class EngineCore:
                 if not request.done:
                     request.done, request.error = True, error
             scheduler.waiting.requests.clear()
-            with suppress(DeviceError):  # it may be lost
-                scheduler.drop()
-            scheduler.preemption.clear()
-            self._served.forget()
+            # All of these, the last one first, even if the device is lost or somebody interrupts one of them.
+            with suppress(DeviceError), ExitStack() as last:
+                last.callback(self._served.forget)
+                last.callback(scheduler.preemption.clear)
+                last.callback(scheduler.drop)
             raise

@@ -23,7 +23,7 @@ from engine.cache.types import CHUNK
 from engine.cache.values import kind_of, packed, packed_bytes, unpacked
 from engine.decode.slot import Slot
 from engine.decode.slot_values import PIECE, SlotValues, ValuedModel, fits
-from engine.errors import EngineError
+from engine.errors import DeviceError, EngineError
 from engine.forks import renew_in_children
 from engine.machine import records
 
@@ -158,6 +158,9 @@ class DiskCache:
                     self._folder.write(name, value)
             except OSError as error:
                 log.warning("the cache on disk cannot be written: %s", error.strerror or error)
+            except DeviceError as error:
+                log.warning("nothing more is written to the cache on disk: %s", error)
+                return
             except EngineError:
                 return  # the model is closed
             finally:

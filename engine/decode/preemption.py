@@ -143,13 +143,17 @@ class Preemption:
             self._end(request, error)
 
     def clear(self) -> None:
-        """Take all slots back after an unexpected error, so that the tokens of their requests are read again."""
+        """Take all slots back after an unexpected error, so that the tokens of their requests are read again.  Raises
+        DeviceError behind the last one, if the device has failed again."""
+        failed: DeviceError | None = None
         for state in list(self._batch.active):
             slot = self._batch.served.slots[state.sequence.slot]
             try:
                 self.withdraw(state.request)
                 slot.clear()
-            except DeviceError:
-                raise
+            except DeviceError as error:
+                failed = failed or error
             except Exception as another:
                 self._end(state.request, another)
+        if failed is not None:
+            raise failed

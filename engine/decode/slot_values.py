@@ -78,17 +78,18 @@ class SlotValues:
             held = Held(list(slot.text), sequence.salt)
             if not sequence.tokens or sequence.thinned or not sequence.intact:
                 return held
-            held.snapshot = served.model.save(sequence)
-            for paging in self.pages.kinds:
-                for chunk, page in sequence.pages(paging).items():
-                    at = PageAt(paging, chunk)
-                    if paging.span * (chunk + 1) <= sequence.length:
-                        served.model.cache.pools[paging].share(page)
-                        served.slots.pinned[paging][page] += 1
-                        held.pages[at] = page
-                    elif paging.span * chunk < sequence.length:
-                        # The next tokens of the slot are stored there.
-                        held.copied[at] = self.pages.read(paging, [page])[0]
+            with served.core.guarded():
+                held.snapshot = served.model.save(sequence)
+                for paging in self.pages.kinds:
+                    for chunk, page in sequence.pages(paging).items():
+                        at = PageAt(paging, chunk)
+                        if paging.span * (chunk + 1) <= sequence.length:
+                            served.model.cache.pools[paging].share(page)
+                            served.slots.pinned[paging][page] += 1
+                            held.pages[at] = page
+                        elif paging.span * chunk < sequence.length:
+                            # The next tokens of the slot are stored there.
+                            held.copied[at] = self.pages.read(paging, [page])[0]
             return held
 
     def copies(self, held: Held) -> Iterator[tuple[PageAt, np.ndarray]]:
@@ -239,7 +240,8 @@ class SlotValues:
         """Have the model for a moment, and then let it do what others have wanted of it meanwhile."""
         with self._served.lock:
             self._served.check_open()
-            yield
+            with self._served.core.guarded():
+                yield
         self._served.core.catch_up()
 
     def _unpin(self, paging: Paging, page: int) -> None:

@@ -323,12 +323,12 @@ def all_ended(llm: engine.LLM, made: list[Request], expected: list[list[int]], e
     assert sum(request.error is error for request in made) >= 2
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("then", ["", "lost", "interrupted"])
 def test_an_error_of_the_device_ends_all_requests(
-    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, lost: bool
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """What is in flight is wrong then, and so may be what the cache holds.  lost: the device fails again when it is waited
-    for."""
+    """What is in flight is wrong then, and so may be what the cache holds.  then: what happens when the device is waited
+    for: it fails again, or somebody presses Ctrl-C."""
     llm.reset()
     made, error, take, calls = requests(llm, wanted), DeviceError("the GPU failed"), HostSteps.take, count()
 
@@ -342,17 +342,17 @@ def test_an_error_of_the_device_ends_all_requests(
 
     def drop(steps: HostSteps) -> None:
         steps._taken.clear()
-        raise DeviceError("the GPU failed again")
+        raise DeviceError("the GPU failed again") if then == "lost" else KeyboardInterrupt
 
     monkeypatch.setattr(HostSteps, "take", failing)
     for request in made:
         llm.core.submit(request)
     with monkeypatch.context() as patch:
-        if lost:
+        if then:
             patch.setattr(HostSteps, "drop", drop)
-        with pytest.raises(DeviceError) as raised:
+        with pytest.raises((DeviceError, KeyboardInterrupt)) as raised:
             compute(llm)
-    assert raised.value is error and next(calls) > 6
+    assert next(calls) > 6 and (raised.value is error) is (then != "interrupted")
     all_ended(llm, made, expected, error)
     assert answered(llm, requests(llm, wanted)) == [(tokens, None) for tokens in expected]
 
