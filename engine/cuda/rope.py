@@ -157,7 +157,7 @@ def make_heads(
     False, and return where the elements of the head are.  ``meet()`` waits for the other lanes of the warp.
 
     keep_head(given, there, whole, is_q, bias, norm, head, row, positions, places, sequences, table, stride, angles, factors,
-    eps, scale, n_head, n_head_kv, pages, q_out, q_scales, new, keys) and keep_value(given, there, bias, head, places, row,
+    eps, scale, n_head, pages, q_out, q_scales, new, keys) and keep_value(given, there, bias, head, places, row,
     table, pages, eps, new, values): there: whether the row exists; whole: shared memory for the elements of a head of q or
     k, which may be where these already are; sequences: from that of the row on; table, of ``keep_value``: the pages of the
     row's sequence; new: where the words of the head are noted; otherwise arguments of ``rope``.
@@ -228,7 +228,6 @@ def make_heads(
         eps,
         scale,
         n_head,
-        n_head_kv,
         pages,
         q_out,
         q_scales,
@@ -437,7 +436,6 @@ def rope(
             eps,
             scale,
             n_head,
-            n_head_kv,
             pages,
             q_out,
             q_scales,

@@ -183,7 +183,6 @@ def rope_chains(
             eps,
             scale,
             n_head,
-            n_head_kv,
             pages,
             q_out,
             q_scales,

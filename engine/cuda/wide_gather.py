@@ -36,7 +36,6 @@ from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 AT_ONCE = 4
 """Words that a thread has in flight at a time."""
 
-f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
 

@@ -94,6 +94,7 @@ def _make_batch(pitch: int, group: int) -> tuple[DeviceFunction, DeviceFunction]
     [4] and total, which it returns.  factor, share, term [32]: those of ``make_factors``, of which the first chunk has number
     ``first``; a, b: the factors that join a group, in the lane of its first chunk.
     """
+    assert group <= AT_ONCE
 
     @device
     def fetch(sums, begin, count, x):
@@ -298,7 +299,8 @@ def wide_combine_quantize(
     ``quantize.BLOCKS``.
 
     Arguments: weights, sums, positions, gate, sink, q, columns (n_head * d_v, a multiple of 256), partials, window, first
-    (the number of the first row in q), rows.  The constants are those of ``combine_quantize``.
+    (the number of the first row in q), rows.  The constants are those of ``combine_quantize``,
+    with group up to ``AT_ONCE``.
     Grid: ``grid(rows, columns)``, blocks of 256.
     """
     attended, store = make_attended(d_v, early, gated, rotated, sinks, group, ready, spans), make_store(layout)

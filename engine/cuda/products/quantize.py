@@ -239,7 +239,7 @@ def quantize(unit: int, source: str, layout: int = NARROW) -> KernelCode:
     """x = ``source``(gate, up) to int8: "plain" takes up alone; any other is an activation (``ACTIVATIONS`` of
     ``engine/numerics.py``), with the parameters p0 to p3.
 
-    layout: ``layout_of`` the pass or one of its ``block_layouts``, here and in the other kernels that quantize their result.
+    layout: ``layout_of`` the pass; in other kernels that quantize their result also one of its ``block_layouts``.
     Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
     """
     store = make_store(unit, layout)

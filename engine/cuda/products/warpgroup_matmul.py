@@ -6,7 +6,8 @@ Shapes: weights as records (``engine/cuda/products/repack.py``), activations in 
     multiplied in one launch, of which the last may have another format.
 Who owns what: a block owns the activation rows of a block of activations, 32, 64, 96 or 128, and 64 weight rows for each of
     its warpgroups, a warp 16 of them; lane 4 g + t rows g and g + 8 for columns 2 t and 2 t + 1 of each 8.  Where there were
-    fewer blocks than multiprocessors, several blocks share the eight chains of the same rows; ``matmul_chains`` adds these.
+    fewer blocks than multiprocessors, several blocks share the eight chains of the same rows; ``matmul_chains``, or the
+    kernel that needs the results (``Recorder.take_chains``), adds these.
 Reduction order: that of ``engine/cuda/products/matmul.py``: chain = fma(da_u, value_u, chain) for the units of a chain in
     rising order, result = ((0 + chain_0) + chain_1) + ... .  The sums inside a unit are of integers, exact in any order.
 Bytes moved: the records once per block of activations; the activations once per block's weight rows, and shared chains once

@@ -394,11 +394,13 @@ def _record_quantize(
 ) -> None:
     """Record the launch that computes ``source`` of gate and up as int8; numbers: the parameters of an activation."""
     rows, columns = up.shape
-    kernel, grid = quantize.quantize(unit, source, layout), runs(up.shape)[::-1]
-    given: tuple[Argument, ...] = (columns, *numbers, *to)
+    given: tuple[Argument, ...]
     if layout in quantize.BLOCKS:
         kernel, grid = wide_quantize.wide_quantize(source, layout), wide_quantize.grid(rows, columns)
         given = (rows, *numbers, to.q)
+    else:
+        kernel, grid = quantize.quantize(unit, source, layout), runs(up.shape)[::-1]
+        given = (columns, *numbers, *to)
     recorder.launch(kernel, grid, quantize.RUN, (gate, up, *given), **to.outputs())
 
 
