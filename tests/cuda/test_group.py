@@ -1,6 +1,6 @@
 """Models whose layers several owners share, on one GPU with a queue for each, or on two GPUs: the bits of the CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -138,12 +138,13 @@ def load_pair(given: dict[str, Any], waits: bool = True) -> engine.LLM:
     return llm
 
 
-def steps(llm: engine.LLM) -> Iterator[bytes]:
-    """The logits of steps of all sequences, which are at different positions."""
+def steps(llm: engine.LLM, lengths: Sequence[int] = range(1, 6)) -> Iterator[bytes]:
+    """The logits of steps of all sequences, which are at different positions.  lengths: of their texts before, in turn."""
     model: Any = llm.model
-    text = np.random.default_rng(3).integers(0, llm.config.n_vocab - 3, len(model.sequences) + 3).astype(np.int32)
+    count = len(model.sequences)
+    text = np.random.default_rng(3).integers(0, llm.config.n_vocab - 3, count + max(lengths)).astype(np.int32)
     for i, sequence in enumerate(model.sequences):
-        read(model, sequence, text[: 1 + i % 5])
+        read(model, sequence, text[i : i + lengths[i % len(lengths)]])
     for step in range(3):
         given = [[int(token)] for token in text[step:]]
         pairs = list(zip(model.sequences, given, strict=False))

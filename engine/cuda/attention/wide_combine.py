@@ -32,17 +32,15 @@ from engine.cuda.intrinsics import (
     fma,
     lane_from,
     lane_xor,
-    lane_xor_int,
     lanes_max,
     let_next_begin,
     load2,
     load4,
     pointer,
-    round_product,
     sigmoid,
     wait_for_inputs,
 )
-from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, block_parts, two_sums, unit_scale, write_word
+from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, block_parts, pack_four, two_sums, unit_scale, write_word
 from engine.cuda.products.unpack import device
 from engine.cuda.products.warpgroup_chain import TARGET
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
@@ -256,14 +254,7 @@ def make_store(layout: int, put: DeviceFunction = write_word) -> DeviceFunction:
         tops[warp] = bits
         cuda.syncthreads()
         amax, inverse = unit_scale(max(bits, tops[I(warp ^ 1)]))
-        word, total = I(0), I(0)
-        for e in range(4):
-            value = round_product(x[e], inverse)
-            word = I(word | I(I(value & I(255)) << I(8 * e)))
-            total = I(total + value)
-        total = I(total + lane_xor_int(total, I(1)))
-        total = I(total + lane_xor_int(total, I(2)))
-        following = lane_xor_int(total, I(4))
+        word, total, following = pack_four(x, 0, inverse)
         if inside:
             n, column = I(t >> 3), I(t & 7)
             block = I(U(n) // U(layout))

@@ -109,6 +109,20 @@ def unit_scale(bits):
 
 
 @device
+def pack_four(values, first, inverse):
+    """Four neighbouring positions of a lane, values[first] and so on, as int8: their word, the sum of the 16 positions of
+    the lanes 4 i to 4 i + 3, and that of the next 16, which counts in every second group of four lanes."""
+    word, total = I(0), I(0)
+    for e in range(4):
+        value = round_product(values[first + e], inverse)
+        word = I(word | I(I(value & I(255)) << I(8 * e)))
+        total = I(total + value)
+    total = I(total + lane_xor_int(total, I(1)))
+    total = I(total + lane_xor_int(total, I(2)))
+    return word, total, lane_xor_int(total, I(4))
+
+
+@device
 def quantize_row(values, c, words):
     """Quantize a unit of 256 with one warp, as row c of a tile.
 
@@ -120,14 +134,7 @@ def quantize_row(values, c, words):
         bits = max(bits, I(float_bits(values[k]) & I(0x7FFFFFFF)))
     amax, inverse = unit_scale(lanes_max(bits))
     for h in range(2):
-        word, total = I(0), I(0)
-        for e in range(4):
-            value = round_product(values[4 * h + e], inverse)
-            word = I(word | I(I(value & I(255)) << I(8 * e)))
-            total = I(total + value)
-        total = I(total + lane_xor_int(total, I(1)))
-        total = I(total + lane_xor_int(total, I(2)))
-        following = lane_xor_int(total, I(4))
+        word, total, following = pack_four(values, 4 * h, inverse)
         words[I(256 * h + I(lane >> 2) * 32 + I(4 * c) + I(lane & 3))] = u32(word)
         if lane & 7 == 0:
             words[I(TILE_SUMS_AT + 32 * h + I(4 * c) + I(lane >> 3))] = two_sums(total, following)
